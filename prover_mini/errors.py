@@ -1,0 +1,9 @@
+"""The one error a user is meant to read."""
+
+
+class UserError(Exception):
+    """Bad input from outside: a field, a file, a server.
+
+    The message is one line that names the thing and says what to do. The command line prints it and exits with
+    code 2, without a traceback; nothing else in the project catches it.
+    """
