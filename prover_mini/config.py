@@ -1,0 +1,174 @@
+"""The configuration: one dataclass is the command line, `--help` and config.json.
+
+Values are taken in this order: the field's default, the preset of (environment, tiny or real model), the command
+line. The sentence behind each field is its help text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from prover_mini.errors import UserError
+
+
+def option(default: Any, help: str, choices: tuple[str, ...] = ()) -> Any:
+    return field(default=default, metadata={"help": help, "choices": choices})
+
+
+@dataclass
+class Config:
+    # environment
+    env: str = option("searchqa", "Environment to train on: searchqa (webshop and alfworld join the same registry).")
+    data: str = option("", "File or directory with the environment's tasks; empty plays the embedded ones.")
+    corpus: str = option("", "SearchQA: passages to search, JSONL of id and contents; empty searches the embedded corpus.")
+    retriever_url: str = option("", "SearchQA: address of a server that speaks the Search-R1 protocol, instead of a corpus.")
+    topk: int = option(3, "SearchQA: passages returned by one search.")
+    mix: str = option("", "SearchQA, embedded questions: shares per kind such as '1-hop:.2,2-hop:.5,3-hop:.3'; empty is the default mix.")
+    max_turns: int = option(30, "Turns after which an episode counts as failed.")
+    max_turn_tokens: int = option(256, "Tokens the policy may sample in one turn.")
+    max_observation_tokens: int = option(512, "Tokens of an observation that the policy gets to see.")
+    max_context_tokens: int = option(8192, "Tokens of a whole trajectory; longer ones count as failed.")
+    # policy
+    model: str = option("tiny", "'tiny' is the embedded policy; otherwise a local directory or a hub id.")
+    device: str = option("", "Torch device; empty takes the local rank's GPU where there is one, else the CPU.")
+    dtype: str = option("float32", "Type of the weights.", ("float32", "bfloat16"))
+    temperature: float = option(1.0, "Sampling temperature of rollouts and continuations, also applied in the loss.")
+    slots: int = option(256, "Trajectories that one rank plays at the same time.")
+    state_cache_mb: int = option(2048, "Memory per rank for states at turn boundaries; what does not fit is recomputed.")
+    # credit
+    credit: str = option("prover", "Credit method.", ("grpo", "prover", "judge_reward"))
+    judge: str = option("divergence", "Who proposes the segment.", ("divergence", "random"))
+    credit_weight: float = option(1.0, "Lambda: weight of a verified segment's delta.")
+    continuations: int = option(8, "K: continuations sampled from each of the two boundaries of a segment.")
+    max_segment_turns: int = option(4, "Longest segment, in turns.")
+    max_successes: int = option(3, "Groups with 1 to this many successes are eligible for a segment.")
+    judge_bonus: float = option(0.5, "judge_reward: what a proposed segment earns without verification.")
+    advantage_std: bool = option(False, "Divide group advantages by the group's standard deviation.")
+    credit_std: bool = option(False, "Divide the bonus of a segment by it as well.")
+    budget_matched: bool = option(False, "grpo: spend on extra rollouts of eligible groups what ProVer's continuations would cost.")
+    budget_run: str = option("", "budget_matched: run directory of a ProVer run whose continuation tokens are spent step by step; empty measures them by verifying and discarding.")
+    # optimisation
+    steps: int = option(100, "Updates of the policy.")
+    groups_per_step: int = option(16, "Tasks per step, over all ranks.")
+    group_size: int = option(8, "G: trajectories per task.")
+    minibatches: int = option(1, "Optimizer steps made from one step's trajectories; clipping acts only beyond 1.")
+    micro_batch: int = option(32, "Trajectories in one forward and backward pass; does not change the result.")
+    lr: float = option(1e-6, "Peak learning rate of AdamW.")
+    lr_schedule: str = option("constant", "Learning rate after warm-up.", ("constant", "linear", "cosine"))
+    warmup_steps: int = option(0, "Steps over which the learning rate rises linearly.")
+    adam_beta2: float = option(0.99, "AdamW's second decay rate.")
+    weight_decay: float = option(0.0, "AdamW's weight decay.")
+    max_grad_norm: float = option(1.0, "Gradients are scaled down to this norm.")
+    clip_low: float = option(0.2, "The ratio is clipped at 1 minus this.")
+    clip_high: float = option(0.2, "The ratio is clipped at 1 plus this.")
+    dual_clip: float = option(0.0, "Dual clip c for negative advantages; 0 is off.")
+    loss_level: str = option("token", "Ratio per token, or per trajectory (GSPO).", ("token", "sequence"))
+    aggregation: str = option("token_mean", "How token losses become one number.", ("token_mean", "seq_mean_token_mean", "constant"))
+    kl_coef: float = option(0.0, "Weight of the KL to the starting policy; at 0 no reference model is loaded.")
+    kl_estimator: str = option("k3", "Estimator of that KL.", ("k1", "k2", "k3"))
+    importance_cap: float = option(0.0, "Weight token losses by min(p_trainer / p_sampler, this); 0 is off.")
+    invalid_penalty: float = option(0.0, "Subtracted from the credit of every turn with an invalid action.")
+    max_bad_steps: int = option(3, "Stop after this many steps in a row with a non-finite loss or gradient.")
+    # run
+    seed: int = option(0, "Every random draw of the run derives from it.")
+    run_dir: str = option("", "Where the run is written; empty takes the next free directory under runs/.")
+    resume: bool = option(False, "Continue the run in run_dir from its latest checkpoint.")
+    eval_every: int = option(20, "Steps between evaluations on the test panel; the first and the last step always evaluate.")
+    eval_tasks: int = option(400, "Tasks of the test panel: the first of the split in a fixed order; 0 takes all.")
+    eval_temperature: float = option(1.0, "Sampling temperature of evaluations; 0 is greedy.")
+    save_every: int = option(20, "Steps between checkpoints; the last step always saves.")
+    keep_checkpoints: int = option(2, "Newest checkpoints that are kept.")
+
+    def validate(self) -> None:
+        """Raises UserError for the first field whose value cannot be run."""
+        for f in dataclasses.fields(self):
+            choices = f.metadata["choices"]
+            if choices and getattr(self, f.name) not in choices:
+                raise UserError(f"--{dashed(f.name)} {getattr(self, f.name)!r}: choose one of {', '.join(choices)}")
+        for name, least in MINIMA.items():
+            if getattr(self, name) < least:
+                raise UserError(f"--{dashed(name)} {getattr(self, name)}: must be at least {least}")
+        if self.budget_matched and self.credit != "grpo":
+            raise UserError("--budget-matched spends ProVer's continuations on plain rollouts: use it with --credit grpo")
+        if self.temperature <= 0:
+            raise UserError(f"--temperature {self.temperature}: training samples, so it must be above 0")
+
+
+MINIMA = {
+    "group_size": 2, "continuations": 1, "groups_per_step": 1, "steps": 1, "max_turns": 1, "max_turn_tokens": 1,
+    "max_observation_tokens": 1, "max_segment_turns": 1, "max_successes": 1, "minibatches": 1, "micro_batch": 1,
+    "slots": 1, "topk": 1, "eval_every": 1, "save_every": 1, "keep_checkpoints": 1, "max_bad_steps": 1,
+    "credit_weight": 0, "kl_coef": 0, "lr": 0, "eval_temperature": 0, "eval_tasks": 0, "state_cache_mb": 0,
+}  # fmt: skip
+
+# The embedded policies are small enough to learn within minutes on two CPU cores; real models follow the literature.
+PRESETS: dict[tuple[str, bool], dict[str, Any]] = {
+    ("searchqa", True): {
+        "steps": 60, "lr": 5e-4, "max_turns": 6, "max_turn_tokens": 16, "max_observation_tokens": 64,
+        "max_context_tokens": 384,
+    },
+    ("searchqa", False): {"max_turns": 30},
+    ("webshop", False): {"max_turns": 15},
+    ("alfworld", False): {"max_turns": 50},
+}  # fmt: skip
+
+
+def dashed(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def parse_bool(text: str) -> bool:
+    if text.lower() in ("true", "1", "yes", "on"):
+        return True
+    if text.lower() in ("false", "0", "no", "off"):
+        return False
+    raise argparse.ArgumentTypeError(f"{text!r} is not true or false")
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        raise UserError(f"{message} (see --help)")
+
+
+def parse(arguments: list[str] | None = None) -> tuple[Config, dict[str, Any]]:
+    """The configuration of a command line, and the fields that were given on it.
+
+    Fields are accepted with underscores and hyphens. Raises UserError for an unknown or malformed field.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = Parser(description="Train an LLM agent with GRPO and ProVer.", allow_abbrev=False)
+    types = get_type_hints(Config)
+    for f in dataclasses.fields(Config):
+        flags = [f"--{dashed(f.name)}"] + ([f"--{f.name}"] if "_" in f.name else [])
+        default = f"default: {f.default!r}" if f.default != "" else "default: empty"
+        choices = f" One of {', '.join(f.metadata['choices'])}." if f.metadata["choices"] else ""
+        kind = {"type": parse_bool, "nargs": "?", "const": True} if types[f.name] is bool else {"type": types[f.name]}
+        help = f"{f.metadata['help']}{choices} ({default})".replace("%", "%%")
+        parser.add_argument(*flags, dest=f.name, default=argparse.SUPPRESS, metavar="X", help=help, **kind)
+    given = vars(parser.parse_args(arguments))
+    config = Config()
+    for name, value in {"env": config.env, "model": config.model, **given}.items():
+        setattr(config, name, value)
+    preset = PRESETS.get((config.env, config.model == "tiny"), {})
+    config = dataclasses.replace(config, **{**preset, **given})
+    config.validate()
+    return config, given
+
+
+def save(config: Config, path: Path) -> None:
+    path.write_text(json.dumps(dataclasses.asdict(config), indent=2) + "\n")
+
+
+def load(path: Path) -> Config:
+    """The configuration of a run; fields that are not ours any more, or not of their type, raise UserError."""
+    try:
+        values = json.loads(path.read_text())
+        return Config(**values)
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{path}: not a configuration of this version ({error})") from None

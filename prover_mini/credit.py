@@ -1,0 +1,146 @@
+"""Credit: from rewards and verified segments to a per-trajectory advantage [B] and a per-turn credit [B, N].
+
+    GRPO      A_i = R_i - mean_j R_j                                (`advantage_std`: divided by std + 1e-6, ddof 1)
+    ProVer    token of turn t of trajectory i gets  A_i + C[i, t],  C[i, l..r] = lambda * delta  where delta > 0
+
+Every method of this family fills these two tables and nothing else; the kernel `segment_advantage` turns them into the
+token stream. A method is one function with an entry in `METHODS`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from prover_mini.config import Config
+from prover_mini.trajectory import Group, Segment, Trajectory, Verdict
+
+STD_EPS = 1e-6
+
+
+def group_advantage(rewards: list[float], divide_by_std: bool = False) -> list[float]:
+    """GRPO's outcome advantage of one group, in float64.
+
+    A group of one has no baseline: mean 0 and std 1 are used, as verl does (the trainer leaves such groups out).
+    Source: Shao et al., DeepSeekMath, 2024; without the division: Liu et al., Dr. GRPO, 2025.
+    """
+    r = np.asarray(rewards, dtype=np.float64)
+    mean, std = (r.mean(), r.std(ddof=1)) if len(r) > 1 else (0.0, 1.0)
+    return ((r - mean) / (std + STD_EPS) if divide_by_std else r - mean).tolist()
+
+
+def rloo_advantage(rewards: list[float]) -> list[float]:
+    """Leave-one-out: R_i minus the mean of the others; a group of one keeps its reward. Source: Ahmadian et al., 2024."""
+    r = np.asarray(rewards, dtype=np.float64)
+    return (r - (r.sum() - r) / max(len(r) - 1, 1)).tolist() if len(r) > 1 else r.tolist()
+
+
+def eligible(group: Group, max_successes: int) -> bool:
+    """Mixed outcomes with at most `max_successes` successes: the groups in which a segment is sought."""
+    return group.mixed and len(group.successes) <= max_successes
+
+
+def segment_error(trajectory: Trajectory, first_turn: int, last_turn: int, max_turns: int) -> str:
+    """Why turns first..last may not be credited: "" when they may, else bounds, length, terminal or invalid action."""
+    horizon = len(trajectory.turns)
+    if not 0 <= first_turn <= last_turn < horizon:
+        return "bounds"
+    if last_turn - first_turn + 1 > max_turns:
+        return "length"
+    if last_turn == horizon - 1:
+        return "terminal"
+    if not all(turn.valid for turn in trajectory.turns[first_turn : last_turn + 1]):
+        return "invalid action"
+    return ""
+
+
+def null_rate(verdict: Verdict) -> float:
+    """P(delta > 0) if the segment had no effect: both sides binomial with the pooled success rate."""
+    k_pre, k_post = len(verdict.pre), len(verdict.post)
+    p = (sum(verdict.pre) + sum(verdict.post)) / (k_pre + k_post)
+
+    def binomial(k: int) -> list[float]:
+        return [math.comb(k, j) * p**j * (1 - p) ** (k - j) for j in range(k + 1)]
+
+    pre, post = binomial(k_pre), binomial(k_post)
+    return sum(a * b for i, a in enumerate(pre) for j, b in enumerate(post) if j * k_pre > i * k_post)
+
+
+@dataclass(frozen=True)
+class Credit:
+    """Rows in the order of `batch(groups)`: advantage_B [B] and credit_BN [B, longest horizon], float64."""
+
+    advantage_B: torch.Tensor
+    credit_BN: torch.Tensor
+
+
+def batch(groups: list[Group]) -> list[Trajectory]:
+    """The trajectories that are trained on: healthy ones with at least one healthy companion."""
+    return [t for g in groups for t in g.healthy if len(g.healthy) > 1]
+
+
+def outcome_credit(groups: list[Group], config: Config) -> Credit:
+    """GRPO alone: the group advantage, no turn credit."""
+    rows = batch(groups)
+    advantages = [
+        a
+        for g in groups
+        if len(g.healthy) > 1
+        for a in group_advantage([t.reward for t in g.healthy], config.advantage_std)
+    ]
+    horizon = max((len(t.turns) for t in rows), default=1)
+    return Credit(
+        torch.tensor(advantages, dtype=torch.float64),
+        torch.zeros(len(rows), max(horizon, 1), dtype=torch.float64),
+    )
+
+
+def add_bonus(credit: Credit, groups: list[Group], segment: Segment, bonus: float, config: Config) -> None:
+    """Adds `bonus` to the turns of one segment; `credit_std` divides it like the group's advantages."""
+    row = next(i for i, t in enumerate(batch(groups)) if t is segment.trajectory)
+    if config.credit_std:
+        group = next(g for g in groups if any(t is segment.trajectory for t in g.trajectories))
+        bonus /= float(np.std([t.reward for t in group.healthy], ddof=1)) + STD_EPS
+    credit.credit_BN[row, segment.first_turn : segment.last_turn + 1] += bonus
+
+
+def grpo(groups: list[Group], segments: list[Segment], verdicts: list[Verdict], config: Config) -> Credit:
+    """No credit beyond the outcome."""
+    return outcome_credit(groups, config)
+
+
+def prover(groups: list[Group], segments: list[Segment], verdicts: list[Verdict], config: Config) -> Credit:
+    """The method: lambda * delta on the turns of each segment whose verification raised the success rate."""
+    credit = outcome_credit(groups, config)
+    for verdict in verdicts:
+        if verdict.accepted:
+            add_bonus(credit, groups, verdict.segment, config.credit_weight * verdict.delta, config)
+    return credit
+
+
+def judge_reward(groups: list[Group], segments: list[Segment], verdicts: list[Verdict], config: Config) -> Credit:
+    """Control: the judge's word is believed; every proposed segment earns the fixed `judge_bonus`."""
+    credit = outcome_credit(groups, config)
+    for segment in segments:
+        add_bonus(credit, groups, segment, config.credit_weight * config.judge_bonus, config)
+    return credit
+
+
+@dataclass(frozen=True)
+class Method:
+    """A credit method and the evidence it needs: the judge's segments, and their verification."""
+
+    credit: Callable[[list[Group], list[Segment], list[Verdict], Config], Credit]
+    proposes: bool
+    verifies: bool
+
+
+METHODS = {
+    "grpo": Method(grpo, proposes=False, verifies=False),
+    "prover": Method(prover, proposes=True, verifies=True),
+    "judge_reward": Method(judge_reward, proposes=True, verifies=False),
+}
