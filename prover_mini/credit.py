@@ -84,7 +84,7 @@ def batch(groups: list[Group]) -> list[Trajectory]:
 
 
 def outcome_credit(groups: list[Group], config: Config) -> Credit:
-    """GRPO alone: the group advantage, no turn credit."""
+    """GRPO alone: the group advantage; turn credit only where the invalid-action penalty is switched on."""
     rows = batch(groups)
     advantages = [
         a
@@ -93,10 +93,11 @@ def outcome_credit(groups: list[Group], config: Config) -> Credit:
         for a in group_advantage([t.reward for t in g.healthy], config.advantage_std)
     ]
     horizon = max((len(t.turns) for t in rows), default=1)
-    return Credit(
-        torch.tensor(advantages, dtype=torch.float64),
-        torch.zeros(len(rows), max(horizon, 1), dtype=torch.float64),
-    )
+    credit_BN = torch.zeros(len(rows), max(horizon, 1), dtype=torch.float64)
+    for row, trajectory in enumerate(rows):
+        for n, turn in enumerate(trajectory.turns):
+            credit_BN[row, n] -= 0.0 if turn.valid else config.invalid_penalty
+    return Credit(torch.tensor(advantages, dtype=torch.float64), credit_BN)
 
 
 def add_bonus(credit: Credit, groups: list[Group], segment: Segment, bonus: float, config: Config) -> None:
