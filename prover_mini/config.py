@@ -68,7 +68,7 @@ class Config:
     clip_low: float = option(0.2, "The ratio is clipped at 1 minus this.")
     clip_high: float = option(0.2, "The ratio is clipped at 1 plus this.")
     dual_clip: float = option(0.0, "Dual clip c for negative advantages; 0 is off.")
-    loss_level: str = option("token", "Ratio per token, or per trajectory (GSPO).", ("token", "sequence"))
+    loss_level: str = option("token", "Ratio per token, per trajectory (GSPO), or per trajectory with the gradient left at each token.", ("token", "sequence", "sequence_token"))
     aggregation: str = option("token_mean", "How token losses become one number.", ("token_mean", "seq_mean_token_mean", "constant"))
     kl_coef: float = option(0.0, "Weight of the KL to the starting policy; at 0 no reference model is loaded.")
     kl_estimator: str = option("k3", "Estimator of that KL.", ("k1", "k2", "k3"))

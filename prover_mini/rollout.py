@@ -63,14 +63,18 @@ class Player:
 
     # what is played ------------------------------------------------------------------------------------------------
 
-    def rollouts(self, tasks: list[tuple[int, Task]], step: int, copies: list[int], first_sample: int = 0) -> list[Group]:
-        """Groups of fresh trajectories: `copies[i]` of tasks[i] = (index in the step, task)."""
+    def rollouts(
+        self, tasks: list[tuple[int, Task]], step: int, copies: list[int], first_sample: int = 0, keep_states: bool = False
+    ) -> list[Group]:
+        """Groups of fresh trajectories: `copies[i]` of tasks[i] = (index in the step, task), numbered from
+        `first_sample`. `keep_states` keeps the engine's states at the turn boundaries of successes."""
         seed = self.config.seed
         origins = [
             self._beginning(task, n, lambda k, task=task: derive(seed, step, task.id, first_sample + k), first_sample)
             for (_, task), n in zip(tasks, copies)
         ]
-        self._play(origins, self.config.temperature, keep_states=True, label="rollout")
+        self.state_bytes = 0
+        self._play(origins, self.config.temperature, keep_states, label="rollout")
         return [Group(index, task, o.results) for (index, task), o in zip(tasks, origins)]
 
     def continuations(self, places: list[tuple[Trajectory, int, str]], step: int) -> list[list[Trajectory]]:

@@ -1,0 +1,72 @@
+"""Gated delta rule in plain torch: the recurrence of a Gated DeltaNet layer, for one token or for a chunk of them.
+
+    S_t = a_t S_{t-1} + k_t d_t^T,    d_t = beta_t (v_t - a_t S_{t-1}^T k_t),    o_t = S_t^T q_t,    a_t = exp(g_t)
+
+A chunk of C tokens solves for all its d at once (c = running sum of g inside the chunk):
+
+    (I + tril(beta_i exp(c_i - c_j) k_i.k_j, -1)) d = beta (v - exp(c) K S_0)
+    o = exp(c) Q S_0 + tril(exp(c_i - c_j) q_i.k_j) d,    S_C = exp(c_C) S_0 + sum_i exp(c_C - c_i) k_i d_i^T
+
+A token with g = 0 and beta = 0 leaves the state exactly as it is, which makes ragged chunks possible.
+Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks", ICLR 2025, equations 10 and 12.
+
+Shapes: B rows, T tokens, J key heads, H value heads (a multiple of J), K key size, V value size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+MAX_CHUNK = 64  # the triangular system grows with the square of this
+
+
+def delta_rule(
+    q_BTJK: Tensor, k_BTJK: Tensor, v_BTHV: Tensor, g_BTH: Tensor, beta_BTH: Tensor, state_BHKV: Tensor
+) -> Tensor:
+    """Advances `state_BHKV` (fp32) in place over T tokens; returns the outputs [B, T, H, V] in fp32.
+
+    Queries and keys are l2-normalised here, and queries scaled by K^-0.5, all in fp32.
+    """
+    heads, size = state_BHKV.shape[1:3]
+    q_BHTK = _unit(q_BTJK, heads) * size**-0.5
+    k_BHTK = _unit(k_BTJK, heads)
+    v_BHTV = v_BTHV.transpose(1, 2).float()
+    g_BHT, beta_BHT = g_BTH.transpose(1, 2).float(), beta_BTH.transpose(1, 2).float()
+    tokens = q_BHTK.shape[2]
+    if tokens == 1:
+        return _step(q_BHTK, k_BHTK, v_BHTV, g_BHT, beta_BHT, state_BHKV).transpose(1, 2)
+    chunks = -(-tokens // MAX_CHUNK)
+    size = -(-tokens // chunks)
+    parts = zip(*(x.split(size, 2) for x in (q_BHTK, k_BHTK, v_BHTV, g_BHT, beta_BHT)))
+    return torch.cat([_chunk(*part, state_BHKV) for part in parts], 2).transpose(1, 2)
+
+
+def _unit(x_BTJK: Tensor, heads: int) -> Tensor:
+    """fp32 unit vectors [B, H, T, K]; each key head serves heads / J value heads in a row."""
+    x_BTJK = x_BTJK.float()
+    x_BTJK = x_BTJK * torch.rsqrt((x_BTJK * x_BTJK).sum(-1, keepdim=True) + 1e-6)
+    return x_BTJK.repeat_interleave(heads // x_BTJK.shape[2], 2).transpose(1, 2)
+
+
+def _step(q, k, v, g, beta, state) -> Tensor:
+    decay, beta = g.exp()[..., None], beta[..., None]
+    k_read, q_read = (torch.cat((k, q), 2) @ state * decay).chunk(2, 2)  # the state is read once for both
+    d = beta * (v - k_read)
+    state.mul_(decay).addcmul_(k.transpose(2, 3), d)
+    return q_read + (q * k).sum(-1, keepdim=True) * d
+
+
+def _chunk(q, k, v, g, beta, state) -> Tensor:
+    c = g.cumsum(2)
+    future = torch.ones(c.shape[2], c.shape[2], dtype=torch.bool, device=c.device).triu(1)
+    decay = (c[..., None] - c[..., None, :]).masked_fill(future, -torch.inf).exp()
+    from_start, beta = c.exp()[..., None], beta[..., None]
+    system = k @ k.transpose(2, 3) * decay * beta
+    d = torch.linalg.solve_triangular(
+        system, beta * (v - from_start * (k @ state)), upper=False, unitriangular=True
+    )
+    out = from_start * (q @ state) + (q @ k.transpose(2, 3) * decay) @ d
+    to_end = (c[..., -1:] - c).exp()[..., None]
+    state.mul_(from_start[:, :, -1:]).add_((k * to_end).transpose(2, 3) @ d)
+    return out

@@ -1,0 +1,67 @@
+"""The few collectives the trainer needs; with one process all of them are the identity."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+TIMEOUT = timedelta(minutes=30)  # a rank that waits longer than this has lost its peer: fail, never hang
+
+
+def start(device: str) -> torch.device:
+    """Joins the process group that torchrun describes in the environment; returns this rank's device."""
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    if not device:
+        device = f"cuda:{local}" if torch.cuda.is_available() else "cpu"
+    chosen = torch.device(device)
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not dist.is_initialized():
+        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=TIMEOUT)
+    return chosen
+
+
+def stop() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def main() -> bool:
+    return rank() == 0
+
+
+def sum_(tensor: torch.Tensor) -> torch.Tensor:
+    """Sum over ranks, in place."""
+    if world() > 1:
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def gather(value: Any) -> list[Any]:
+    """Every rank's value, in rank order, on every rank."""
+    if world() == 1:
+        return [value]
+    values = [None] * world()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def broadcast(value: Any) -> Any:
+    """Rank 0's value on every rank."""
+    if world() == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]

@@ -1,0 +1,216 @@
+"""Forward of one ragged chunk through the weights of a transformers model, on top of what each slot already holds.
+
+A chunk is right padded. Row b holds `counts_B[b]` real tokens (0: the row idles) and continues from its own state:
+K/V of `start` tokens in every attention layer, and the last W - 1 convolution inputs plus the recurrent state in every
+Gated DeltaNet layer. Pads write their K/V behind the row's end where nothing reads it, run with g = 0 and beta = 0,
+and the convolution window is taken at each row's own end: a padded row ends exactly where it would end alone.
+
+The weights are read from the modules at every call, so an optimizer step needs no copy into the engine.
+Supported: Qwen3.5 (any mixture of attention and Gated DeltaNet layers), Qwen3, Qwen2.5.
+Equations: the model's own in transformers; gated delta rule in `delta_rule.py`.
+
+Shapes: B rows of the chunk, S slots, T tokens, N keys attended to, D hidden, H heads, J K/V heads, E head size,
+A attention layers, L linear layers, C convolution channels, W convolution width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel, Qwen2ForCausalLM, Qwen3_5ForCausalLM, Qwen3ForCausalLM
+
+from prover_mini.delta_rule import delta_rule
+from prover_mini.errors import UserError
+
+SUPPORTED = (Qwen3_5ForCausalLM, Qwen3ForCausalLM, Qwen2ForCausalLM)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What S slots hold. Position `max_tokens` of the K/V buffers is scratch space for pads."""
+
+    key_ASJTE: Tensor
+    value_ASJTE: Tensor
+    conv_LSWC: Tensor  # W - 1 inputs, oldest first
+    recurrent_LSHKV: Tensor  # fp32 whatever the dtype of the weights
+    hidden_SD: Tensor  # of the last token, after the final norm
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One forward's input, and all that its layers share. `rows`: a slice (views) or indices (gathered copies)."""
+
+    ids_BT: Tensor
+    rows: slice | Tensor
+    counts_B: Tensor | None  # None: every token is real
+    write: Tensor  # [B * J * T], where K and V go in the flattened buffer
+    keys: int  # N; 0 when every row starts empty, so that the chunk attends to itself alone
+    mask_BNT: Tensor | None  # [B, 1, T, N], added to the scores
+    cos_BTE: Tensor  # [B, T, 1, E]
+    sin_BTE: Tensor  # [B, T, 1, E], the first half negated
+
+    @property
+    def real_BT(self) -> Tensor | None:
+        if self.counts_B is None:
+            return None
+        return torch.arange(self.ids_BT.shape[1], device=self.ids_BT.device) < self.counts_B[:, None]
+
+
+def check_supported(model: PreTrainedModel) -> None:
+    """Raises `UserError` for a model that `forward` would get wrong."""
+    name, config = type(model).__name__, model.config
+    if not isinstance(model, SUPPORTED):
+        raise UserError(f"{name} is not supported by the rollout engine: use one of "
+                        f"{', '.join(c.__name__ for c in SUPPORTED)}")
+    if others := set(config.layer_types) - {"full_attention", "linear_attention"}:
+        raise UserError(f"{name} has layers of type {', '.join(sorted(others))}: the rollout engine supports "
+                        "full_attention and linear_attention (set use_sliding_window to false in its config.json)")
+    if config.hidden_act != "silu":
+        raise UserError(f"{name} has hidden_act {config.hidden_act}: the rollout engine supports silu")
+    if (rope := config.rope_parameters["rope_type"]) in ("dynamic", "longrope"):
+        raise UserError(f"{name} has rope_type {rope}, which changes with the length: use default, linear or yarn")
+
+
+def make_memory(model: PreTrainedModel, slots: int, max_tokens: int) -> Memory:
+    """Empty slots, on the model's device and in its dtype. Bytes: 2 A S J (max_tokens + 1) E + states."""
+    config, layers = model.config, model.model.layers
+    weight = model.model.embed_tokens.weight
+    attention = [layer.self_attn for layer in layers if hasattr(layer, "self_attn")]
+    linear = [layer.linear_attn for layer in layers if hasattr(layer, "linear_attn")]
+    size = attention[0].head_dim if attention else 0
+
+    def zeros(*shape, dtype=weight.dtype):
+        return torch.zeros(*shape, device=weight.device, dtype=dtype)
+
+    kv = (len(attention), slots, config.num_key_value_heads, max_tokens + 1, size)
+    if not linear:
+        conv, recurrent = zeros(0, slots, 0, 0), zeros(0, slots, 0, 0, 0)
+    else:
+        one = linear[0]
+        conv = zeros(len(linear), slots, one.conv_kernel_size - 1, one.conv_dim)
+        recurrent = zeros(len(linear), slots, one.num_v_heads, one.head_k_dim, one.head_v_dim, dtype=torch.float32)
+    return Memory(zeros(*kv), zeros(*kv), conv, recurrent, zeros(slots, config.hidden_size))
+
+
+def rope_tables(model: PreTrainedModel, tokens: int) -> tuple[Tensor, Tensor]:
+    """cos and sin [tokens, 1, E] of every position, as the model's own rotary module computes them."""
+    weight = model.model.embed_tokens.weight
+    cos_1TE, sin_1TE = model.model.rotary_emb(weight, torch.arange(tokens, device=weight.device)[None])
+    half = sin_1TE.shape[-1] // 2
+    return cos_1TE[0, :, None], torch.cat((-sin_1TE[..., :half], sin_1TE[..., half:]), -1)[0, :, None]
+
+
+def forward(model: PreTrainedModel, memory: Memory, chunk: Chunk) -> None:
+    """Consumes the chunk: advances K/V, states and last hidden of its rows in place."""
+    x_BTD = model.model.embed_tokens(chunk.ids_BT)
+    real_BT = chunk.real_BT
+    attention = linear = 0
+    for layer in model.model.layers:
+        h_BTD = rms_norm(x_BTD, layer.input_layernorm)
+        if hasattr(layer, "self_attn"):
+            cache = memory.key_ASJTE[attention], memory.value_ASJTE[attention]
+            x_BTD = x_BTD + self_attention(layer.self_attn, h_BTD, chunk, *cache)
+            attention += 1
+        else:
+            states = memory.conv_LSWC[linear], memory.recurrent_LSHKV[linear]
+            x_BTD = x_BTD + gated_delta_net(layer.linear_attn, h_BTD, chunk, real_BT, *states)
+            linear += 1
+        x_BTD = x_BTD + layer.mlp(rms_norm(x_BTD, layer.post_attention_layernorm))
+    rows, counts_B = chunk.rows, chunk.counts_B
+    if counts_B is None:
+        memory.hidden_SD[rows] = rms_norm(x_BTD[:, -1], model.model.norm)
+    else:
+        last_B = (counts_B - 1).clamp(min=0)
+        last_BD = rms_norm(x_BTD[torch.arange(len(last_B), device=last_B.device), last_B], model.model.norm)
+        memory.hidden_SD[rows] = torch.where(counts_B[:, None] > 0, last_BD, memory.hidden_SD[rows])
+
+
+def rms_norm(x: Tensor, norm: nn.Module) -> Tensor:
+    """Root mean square norm over the last dimension, in fp32; Qwen3.5 stores its scale as a difference from one."""
+    scale = norm.weight.float()
+    if hasattr(norm, "eps"):
+        scale, eps = 1.0 + scale, norm.eps
+    else:
+        eps = norm.variance_epsilon
+    return F.rms_norm(x.float(), scale.shape, scale, eps).type_as(x)
+
+
+def rotate_(x_BTHE: Tensor, chunk: Chunk) -> Tensor:
+    """Rotary embedding of the leading dimensions that the tables cover, in place."""
+    covered = x_BTHE[..., : chunk.cos_BTE.shape[-1]]
+    swapped = covered.roll(covered.shape[-1] // 2, -1)
+    covered.mul_(chunk.cos_BTE).addcmul_(swapped, chunk.sin_BTE)
+    return x_BTHE
+
+
+def self_attention(attn: nn.Module, x_BTD: Tensor, chunk: Chunk, key_SJTE: Tensor, value_SJTE: Tensor) -> Tensor:
+    """Causal attention of the chunk to its rows' K/V and to itself; appends the chunk's own K/V."""
+    B, T, size = *x_BTD.shape[:2], attn.head_dim
+    k_BTJE, v_BTJE = attn.k_proj(x_BTD).view(B, T, -1, size), attn.v_proj(x_BTD).view(B, T, -1, size)
+    gate_BTD = None
+    q_BTHE = attn.q_proj(x_BTD)
+    if q_BTHE.shape[-1] == 2 * attn.o_proj.in_features:  # Qwen3.5: each head's query is followed by its output gate
+        q_BTHE, gate_BTD = q_BTHE.view(B, T, -1, 2 * size).chunk(2, -1)
+    q_BTHE = q_BTHE.reshape(B, T, -1, size)
+    if hasattr(attn, "q_norm"):
+        q_BTHE, k_BTJE = rms_norm(q_BTHE, attn.q_norm), rms_norm(k_BTJE, attn.k_norm)
+    q_BHTE = rotate_(q_BTHE, chunk).transpose(1, 2)
+    k_BJTE, v_BJTE = rotate_(k_BTJE, chunk).transpose(1, 2), v_BTJE.transpose(1, 2)
+    key_SJTE.view(-1, size).index_copy_(0, chunk.write, k_BJTE.reshape(-1, size))
+    value_SJTE.view(-1, size).index_copy_(0, chunk.write, v_BJTE.reshape(-1, size))
+    if chunk.keys:
+        k_BJTE, v_BJTE = key_SJTE[chunk.rows, :, : chunk.keys], value_SJTE[chunk.rows, :, : chunk.keys]
+    out_BHTE = F.scaled_dot_product_attention(
+        q_BHTE, k_BJTE, v_BJTE, attn_mask=chunk.mask_BNT, is_causal=not chunk.keys,
+        scale=attn.scaling, enable_gqa=q_BHTE.shape[1] != k_BJTE.shape[1],
+    )
+    out_BTD = out_BHTE.transpose(1, 2).reshape(B, T, -1)
+    if gate_BTD is not None:
+        out_BTD = out_BTD * gate_BTD.reshape(B, T, -1).sigmoid()
+    return attn.o_proj(out_BTD)
+
+
+def gated_delta_net(
+    net: nn.Module, x_BTD: Tensor, chunk: Chunk, real_BT: Tensor | None, conv_SWC: Tensor, recurrent_SHKV: Tensor
+) -> Tensor:
+    """Short convolution, gated delta rule, gated norm; advances both states of the rows in place."""
+    B, T = x_BTD.shape[:2]
+    rows, counts_B = chunk.rows, chunk.counts_B
+    window_BTC = torch.cat((conv_SWC[rows], net.in_proj_qkv(x_BTD)), 1)
+    conv_SWC[rows] = window_end(window_BTC, counts_B, conv_SWC.shape[1])
+    mixed_BTC = F.silu(causal_conv(window_BTC, net.conv1d.weight, T))
+    q_BTC, k_BTC, v_BTC = mixed_BTC.split((net.key_dim, net.key_dim, net.value_dim), -1)
+    beta_BTH = net.in_proj_b(x_BTD).sigmoid()
+    g_BTH = -net.A_log.float().exp() * F.softplus(net.in_proj_a(x_BTD).float() + net.dt_bias)
+    if real_BT is not None:
+        beta_BTH, g_BTH = beta_BTH * real_BT[..., None], g_BTH * real_BT[..., None]
+    state_BHKV = recurrent_SHKV[rows]  # a view for a slice, else a copy to be written back
+    out_BTHV = delta_rule(
+        q_BTC.view(B, T, -1, net.head_k_dim), k_BTC.view(B, T, -1, net.head_k_dim),
+        v_BTC.view(B, T, -1, net.head_v_dim), g_BTH, beta_BTH, state_BHKV,
+    ).type_as(x_BTD)
+    if not isinstance(rows, slice):
+        recurrent_SHKV[rows] = state_BHKV
+    gate_BTHV = net.in_proj_z(x_BTD).view(B, T, -1, net.head_v_dim)
+    out_BTHV = (rms_norm(out_BTHV, net.norm) * F.silu(gate_BTHV.float())).type_as(x_BTD)
+    return net.out_proj(out_BTHV.reshape(B, T, -1))
+
+
+def causal_conv(window_BTC: Tensor, weight_C1W: Tensor, tokens: int) -> Tensor:
+    """Depthwise convolution over time: y_t = sum_w weight_w x_{t-W+1+w}; the window begins W - 1 tokens early."""
+    taps_WC = weight_C1W[:, 0].t().contiguous()
+    out_BTC = window_BTC[:, :tokens] * taps_WC[0]
+    for w in range(1, len(taps_WC)):
+        out_BTC.addcmul_(window_BTC[:, w : w + tokens], taps_WC[w])
+    return out_BTC
+
+
+def window_end(window_BTC: Tensor, counts_B: Tensor | None, width: int) -> Tensor:
+    """The last `width` inputs [B, width, C] before each row's own end."""
+    if counts_B is None:
+        return window_BTC[:, -width:]
+    index_BW = counts_B[:, None] + torch.arange(width, device=counts_B.device)
+    return window_BTC.gather(1, index_BW[..., None].expand(-1, -1, window_BTC.shape[2]))

@@ -1,0 +1,37 @@
+"""Loading a policy. The embedded one is a directory like any other, read through the same calls."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from prover_mini.errors import UserError
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+TINY = Path(__file__).parent / "assets" / "tiny"
+
+
+def load_policy(name: str, dtype: str, device: torch.device):
+    """(model, tokenizer) of 'tiny', a local directory or a hub id; weights are read from safetensors only.
+
+    Raises UserError when there is no such model, it has no weights, or it is not a causal language model.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    path = str(TINY) if name == "tiny" else name
+    if Path(path).is_dir():
+        if not any(Path(path).glob("*.safetensors")):
+            raise UserError(f"--model {name}: no *.safetensors weights in that directory")
+    elif path.count("/") > 1 or path.startswith((".", "~")):
+        raise UserError(f"--model {name}: no such directory")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), use_safetensors=True)
+    except Exception as error:  # the libraries raise many kinds for bad files; the user needs the first line
+        raise UserError(f"--model {name}: cannot be loaded ({str(error).strip().splitlines()[0][:300]})") from None
+    return model.to(device).eval(), tokenizer

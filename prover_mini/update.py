@@ -1,0 +1,230 @@
+"""The policy update: token advantages, log-probs of the policy tokens, clipped loss, one optimizer step.
+
+    loss = (1 / Z) sum over policy tokens of the clipped surrogate (kernels/grpo_loss.py)
+
+Z is one number for the whole optimizer step (policy tokens, or trajectories), summed over ranks before the first
+micro-batch, so the gradient does not depend on how trajectories are cut into micro-batches or spread over ranks.
+The transformer runs on padded, length-sorted micro-batches; the LM head runs on policy tokens only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+
+from kernels.grpo_loss import grpo_loss
+from kernels.linear_logprob import linear_logprob
+from kernels.segment_advantage import segment_advantage
+from prover_mini import distributed
+from prover_mini.config import Config
+from prover_mini.credit import Credit, batch
+from prover_mini.importance import importance_weight
+from prover_mini.trajectory import OFF_POLICY, Group, Trajectory
+
+
+def token_advantages(trajectories: list[Trajectory], credit: Credit) -> list[torch.Tensor]:
+    """The advantage stream of each trajectory, one value per token, float32; 0 on tokens that carry no loss."""
+    lengths = [len(t.ids) for t in trajectories]
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    turn_ids_T = torch.tensor([turn for t in trajectories for turn in t.turn_ids], dtype=torch.int32)
+    stream_T = segment_advantage(credit.advantage_B.float(), credit.credit_BN.float(), offsets, turn_ids_T)
+    return list(stream_T.split(lengths))
+
+
+@dataclass
+class Row:
+    """A trajectory as the loss sees it: only its policy tokens. Each is predicted at position `before` = its own - 1."""
+
+    ids: torch.Tensor
+    before: torch.Tensor
+    targets: torch.Tensor
+    advantage: torch.Tensor
+    sampler_logprob: torch.Tensor
+    old_logprob: torch.Tensor | None = None
+
+    @staticmethod
+    def of(trajectory: Trajectory, advantage: torch.Tensor) -> Row:
+        ids = torch.tensor(trajectory.ids)
+        at = torch.tensor(trajectory.turn_ids).ne(OFF_POLICY).nonzero()[:, 0]
+        logprobs = torch.tensor(trajectory.logprobs, dtype=torch.float32)
+        return Row(ids, at - 1, ids[at], advantage[at], logprobs[at])
+
+
+class Learner:
+    """Owns the weights that are trained, their optimizer and the schedule.
+
+    Args:
+        model: a transformers causal language model.
+        engine: the rollout engine on the same weights; its states die in the function that changes them.
+        reference: the starting policy, for the KL; None when `kl_coef` is 0.
+    """
+
+    def __init__(self, model, engine, config: Config, reference=None):
+        self.model, self.engine, self.config, self.reference = model, engine, config, reference
+        self.names, self.parameters = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad))
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=config.lr, betas=(0.9, config.adam_beta2), weight_decay=config.weight_decay
+        )
+        self.device = self.parameters[0].device
+
+    def update(self, groups: list[Group], credit: Credit, step: int) -> dict[str, float]:
+        """Trains on this rank's groups; returns metrics of the whole step, equal on every rank.
+
+        `update/applied` is 0 if an optimizer step was skipped because its loss or gradient was not finite.
+        """
+        trajectories = batch(groups)
+        rows = [Row.of(t, a) for t, a in zip(trajectories, token_advantages(trajectories, credit))]
+        part_of = {id(t): g.index % self.config.minibatches for g in groups for t in g.trajectories}
+        self.model.train()
+        if self.config.minibatches > 1:
+            self._remember_old_logprobs(rows)
+        sums = [
+            self._optimizer_step([row for row, t in zip(rows, trajectories) if part_of[id(t)] == part], step)
+            for part in range(self.config.minibatches)
+        ]
+        self.model.eval()
+        return metrics(sums)
+
+    def _optimizer_step(self, rows: list[Row], step: int) -> dict[str, float]:
+        """One step of AdamW on the gradient summed over all ranks, or none if it is not finite."""
+        c = self.config
+        sizes = torch.tensor([sum(len(r.targets) for r in rows), len(rows)], dtype=torch.float64)
+        tokens, trajectories = distributed.sum_(sizes).tolist()
+        denominator = {
+            "token_mean": tokens,
+            "seq_mean_token_mean": trajectories,
+            "constant": trajectories * c.max_turns * c.max_turn_tokens,
+        }[c.aggregation]
+        self.optimizer.zero_grad(set_to_none=True)
+        sums: Counter[str] = Counter()
+        largest_gap = 0.0
+        learning = [r for r in rows if len(r.targets) and (c.kl_coef or r.advantage.any())]
+        for chunk in micro_batches(learning, c.micro_batch):
+            loss, stats = self._loss(chunk, max(denominator, 1.0))
+            loss.backward()
+            largest_gap = max(largest_gap, stats.pop("mismatch_max"))
+            sums.update({"loss": loss.item(), **stats})
+        gradient = flat_gradient(self.parameters)
+        distributed.sum_(gradient)
+        norm = gradient.norm().item()
+        values = torch.tensor([sums[name] for name in SUMS], dtype=torch.float64)
+        reduced = dict(zip(SUMS, distributed.sum_(values).tolist()))
+        applied = math.isfinite(norm) and math.isfinite(reduced["loss"])
+        if applied and denominator:
+            self._apply(gradient * min(1.0, c.max_grad_norm / (norm + 1e-6)), step)
+        largest_gap = max(distributed.gather(largest_gap))
+        return {**reduced, "grad_norm": norm, "applied": float(applied), "mismatch_max": largest_gap}
+
+    def _apply(self, gradient: torch.Tensor, step: int) -> None:
+        """The only place where weights change; cached engine states of the old weights die here."""
+        offset = 0
+        for parameter in self.parameters:
+            parameter.grad = gradient[offset : offset + parameter.numel()].view_as(parameter).to(parameter.dtype)
+            offset += parameter.numel()
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.config, step)
+        self.optimizer.step()
+        self.engine.weights_changed()
+
+    def _loss(self, rows: list[Row], denominator: float) -> tuple[torch.Tensor, dict[str, float]]:
+        """Summed loss of one micro-batch over the step's denominator, and sums for the metrics."""
+        c = self.config
+        out = self._logprobs(self.model, rows, entropy=True)
+        sampler_T = torch.cat([r.sampler_logprob for r in rows]).to(self.device)
+        old_T = out.logprob.detach() if c.minibatches == 1 else torch.cat([r.old_logprob for r in rows])
+        advantage_T = torch.cat([r.advantage for r in rows]).to(self.device)
+        cu_seqlens_B1 = torch.tensor([0, *(len(r.targets) for r in rows)], device=self.device).cumsum(0)
+        mask_T = torch.ones_like(advantage_T, dtype=torch.bool)
+        reference_T = weight_T = None
+        if c.kl_coef:
+            with torch.no_grad():
+                reference_T = self._logprobs(self.reference, rows).logprob
+        if c.importance_cap:
+            weight_T = importance_weight(old_T, sampler_T, mask_T, cu_seqlens_B1, high=c.importance_cap)
+        loss, stats = grpo_loss(
+            out.logprob, old_T, advantage_T, cu_seqlens_B1, mask_T,
+            denominator=denominator, clip_low=c.clip_low, clip_high=c.clip_high, dual_clip=c.dual_clip or None,
+            level=c.loss_level, aggregation=c.aggregation,
+            ref_logprob_T=reference_T, kl_coef=c.kl_coef, kl=c.kl_estimator, weight_T=weight_T,
+        )  # fmt: skip
+        gap_T = (old_T - sampler_T).double()
+        sums = {
+            "trained": stats.tokens, "clipped": stats.clipped_low + stats.clipped_high, "kl": stats.kl_sum,
+            "entropy": out.entropy.detach().sum(), "mismatch": (gap_T.exp() - gap_T - 1).sum(), "mismatch_max": gap_T.abs().max(),
+        }  # fmt: skip
+        sums = {name: value.item() for name, value in sums.items()}
+        return loss, sums
+
+    def _logprobs(self, model, rows: list[Row], entropy: bool = False):
+        """Log-probs (and entropies) of the policy tokens of all rows, packed [T]. Right padding needs no mask: both
+        kinds of layers are causal, and padded positions are never read."""
+        longest = max(len(r.ids) for r in rows)
+        ids_BT = torch.zeros(len(rows), longest, dtype=torch.long)
+        for b, row in enumerate(rows):
+            ids_BT[b, : len(row.ids)] = row.ids
+        hidden_BTD = model.model(input_ids=ids_BT.to(self.device), use_cache=False).last_hidden_state
+        flat_N = torch.cat([row.before + b * longest for b, row in enumerate(rows)]).to(self.device)
+        targets_N = torch.cat([row.targets for row in rows]).to(self.device)
+        hidden_ND = hidden_BTD.flatten(0, 1)[flat_N]
+        return linear_logprob(
+            hidden_ND, model.get_output_embeddings().weight, targets_N, self.config.temperature, entropy=entropy
+        )
+
+    @torch.no_grad()
+    def _remember_old_logprobs(self, rows: list[Row]) -> None:
+        """Log-probs under the weights that sampled, as the trainer computes them: the ratio's denominator."""
+        for chunk in micro_batches([r for r in rows if len(r.targets)], self.config.micro_batch):
+            parts = self._logprobs(self.model, chunk).logprob.split([len(r.targets) for r in chunk])
+            for row, part in zip(chunk, parts):
+                row.old_logprob = part
+
+
+SUMS = ("loss", "trained", "clipped", "kl", "entropy", "mismatch")
+
+
+def metrics(sums: list[dict[str, float]]) -> dict[str, float]:
+    """The optimizer steps of one training step as metrics; means are over the tokens that were trained on."""
+    total: Counter[str] = Counter()
+    for part in sums:
+        total.update(part)
+    trained = max(total["trained"], 1.0)
+    return {
+        "loss/policy": total["loss"] / len(sums),
+        "grad_norm": total["grad_norm"] / len(sums),
+        "clip_frac": total["clipped"] / trained,
+        "kl": total["kl"] / trained,
+        "entropy": total["entropy"] / trained,
+        "mismatch_kl": total["mismatch"] / trained,
+        "mismatch_max": max(part["mismatch_max"] for part in sums),
+        "tokens/train": total["trained"],
+        "update/applied": float(total["applied"] == len(sums)),
+    }
+
+
+def micro_batches(rows: list[Row], size: int) -> list[list[Row]]:
+    """Rows of similar length together, at most `size` of them."""
+    ordered = sorted(rows, key=lambda r: len(r.ids))
+    return [ordered[i : i + size] for i in range(0, len(ordered), size)]
+
+
+def flat_gradient(parameters) -> torch.Tensor:
+    """All gradients as one float32 vector; zeros where a rank had nothing to learn from."""
+    return torch.cat(
+        [torch.zeros(p.numel(), device=p.device) if p.grad is None else p.grad.flatten().float() for p in parameters]
+    )
+
+
+def learning_rate(config: Config, step: int) -> float:
+    """The rate of update `step` (from 1): linear warm-up, then the schedule down to 0 at the last step."""
+    if step <= config.warmup_steps:
+        return config.lr * step / config.warmup_steps
+    progress = (step - 1 - config.warmup_steps) / max(config.steps - config.warmup_steps, 1)
+    scale = {
+        "constant": 1.0,
+        "linear": 1.0 - progress,
+        "cosine": 0.5 * (1 + math.cos(math.pi * progress)),
+    }[config.lr_schedule]
+    return config.lr * scale
