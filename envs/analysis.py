@@ -11,10 +11,12 @@ Porter, "An algorithm for suffix stripping", 1980.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, lru_cache
 
 import regex
 
+Analyser = Callable[[str], list[str]]
 MAX_WORD = 255
 STOP_WORDS = frozenset(
     "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this "

@@ -22,12 +22,11 @@ import json
 import math
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-Analyser = Callable[[str], list[str]]
 ARRAYS = ("start", "documents", "counts", "lengths", "tie_rank")
 MAX_COUNT = np.iinfo(np.uint16).max
 EXACT_LENGTHS = 24  # lengths below this keep their value; what is above it keeps 4 significant bits
