@@ -237,6 +237,8 @@ class Engine:
         if not self._stale.isdisjoint(rows):
             row = min(self._stale.intersection(rows))
             raise StaleState(f"slot {row} was computed before the weights changed: clear or restore it first")
+        if len(set(rows)) < len(rows) and any(counts):
+            raise ValueError("rows must be distinct")
         for row, count in zip(rows, counts, strict=True):
             if self.lengths[row] + count > self.max_tokens:
                 raise ValueError(f"slot {row} holds {self.lengths[row]} tokens: {count} more exceed {self.max_tokens}")
@@ -302,10 +304,10 @@ def self_check(engine: Engine) -> None:
     texts = [text[: engine.max_tokens] for text in texts[: engine.slots]]
     rows = list(range(len(texts)))
     want_BV = torch.stack([model(torch.tensor([text], device=engine.device)).logits[0, -1] for text in texts])
-    for cuts in ([0], [len(text) // 3 for text in texts]):
+    for cuts in ([0] * len(rows), [len(text) // 3 for text in texts]):
         engine.clear(rows)
-        engine.extend(rows, [text[:cut] for text, cut in zip(texts, cuts * len(rows))])
-        engine.extend(rows, [text[cut:-1] for text, cut in zip(texts, cuts * len(rows))])
+        engine.extend(rows, [text[:cut] for text, cut in zip(texts, cuts)])
+        engine.extend(rows, [text[cut:-1] for text, cut in zip(texts, cuts)])
         engine.decode(rows, [text[-1] for text in texts])
         got_BV = model.lm_head(engine._memory.hidden_SD[: len(rows)])
         want, got = want_BV.float().log_softmax(-1), got_BV.float().log_softmax(-1)

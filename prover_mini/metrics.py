@@ -1,0 +1,150 @@
+"""One step as numbers (metrics.jsonl) and as records (rollouts/*.jsonl), over all ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from prover_mini import distributed
+from prover_mini.credit import Credit, batch, eligible, null_rate
+from prover_mini.config import Config
+from prover_mini.judge import Answer, Failure, Usage
+from prover_mini.trajectory import Group, Segment
+from prover_mini.verify import Verification
+
+
+def step_sums(
+    groups: list[Group], answers: list[Answer], usage: Usage, verification: Verification, extra_tokens: int, config: Config
+) -> Counter:
+    """This rank's counts of one step; counts of ranks add up."""
+    trajectories = [t for g in groups for t in g.trajectories]
+    healthy = [t for g in groups for t in g.healthy]
+    turns = [turn for t in healthy for turn in t.turns]
+    accepted = [v for v in verification.verdicts if v.accepted]
+    return Counter(
+        trajectories=len(trajectories),
+        healthy=len(healthy),
+        reward=sum(t.reward for t in healthy),
+        successes=sum(t.reward > 0 for t in healthy),
+        score=sum(t.score for t in healthy),
+        truncated=sum(t.truncated for t in healthy),
+        turns=len(turns),
+        invalid=sum(not turn.valid for turn in turns),
+        groups=len(groups),
+        equal=sum(len({t.reward for t in g.healthy}) < 2 for g in groups),
+        rollout_tokens=sum(t.policy_tokens for t in trajectories) - extra_tokens,
+        extra_tokens=extra_tokens,
+        continuation_tokens=verification.sampled,
+        reused=verification.reused,
+        computed=verification.computed,
+        eligible=sum(eligible(g, config.max_successes) for g in groups),
+        proposed=sum(isinstance(a, Segment) for a in answers),
+        judge_calls=usage.calls,
+        judge_failures=sum(isinstance(a, Failure) for a in answers),
+        judge_prompt=usage.prompt_tokens,
+        judge_reply=usage.reply_tokens,
+        verified=len(verification.verdicts),
+        accepted=len(accepted),
+        delta=sum(v.delta for v in verification.verdicts),
+        null=sum(null_rate(v) for v in verification.verdicts),
+        bonus_tokens=sum(
+            turn.end - turn.start
+            for v in accepted
+            for turn in v.segment.trajectory.turns[v.segment.first_turn : v.segment.last_turn + 1]
+        ),
+    )
+
+
+def step_metrics(step: int, sums: Counter, update: dict[str, float], times: dict[str, float]) -> dict:
+    """The metrics line of one step from this rank's counts; equal on every rank but for the times, which are rank 0's.
+
+    Ratios of counts that may be 0 are 0 then. Evaluation fields are filled by the caller where there was one.
+    """
+    s: Counter = Counter()
+    for part in distributed.gather(sums):
+        s.update(part)
+
+    def per(value: str, unit: str) -> float:
+        return s[value] / s[unit] if s[unit] else 0.0
+
+    phases = {f"time/{name}": times.get(name, 0.0) for name in ("rollout", "judge", "verify", "train", "eval", "save")}
+    return {
+        "step": step,
+        "reward/mean": per("reward", "healthy"),
+        "success_rate": per("successes", "healthy"),
+        "score/mean": per("score", "healthy"),
+        "frac_zero_std": per("equal", "groups"),
+        **update,
+        "turns/mean": per("turns", "healthy"),
+        "tokens/rollout": s["rollout_tokens"],
+        "tokens/extra_rollout": s["extra_tokens"],
+        "tokens/continuation": s["continuation_tokens"],
+        "env/error_rate": 1 - s["healthy"] / s["trajectories"],
+        "env/truncated_rate": per("truncated", "healthy"),
+        "env/invalid_action_rate": per("invalid", "turns"),
+        "judge/calls": s["judge_calls"],
+        "judge/failures": s["judge_failures"],
+        "judge/prompt_tokens": s["judge_prompt"],
+        "judge/reply_tokens": s["judge_reply"],
+        "prover/eligible": s["eligible"],
+        "prover/proposed": s["proposed"],
+        "prover/verified": s["verified"],
+        "prover/accepted": s["accepted"],
+        "prover/null_rate": per("null", "verified"),
+        "prover/delta_mean": per("delta", "verified"),
+        "prover/bonus_tokens": s["bonus_tokens"],
+        "prover/prefix_tokens_reused": s["reused"],
+        "prover/prefix_tokens_computed": s["computed"],
+        **phases,
+        "time/total": sum(times.values()),
+        "eval/success_rate": None,
+        "eval/n": None,
+        "eval/ci95": None,
+    }
+
+
+def records(groups: list[Group], credit: Credit, segments: list[Segment], verification: Verification) -> list[dict]:
+    """One record per trajectory, of all ranks, in group order: what a viewer needs to show where credit went."""
+    advantages = {id(t): a for t, a in zip(batch(groups), credit.advantage_B.tolist())}
+    proposed = {id(s.trajectory): {"verdict": None, "segment": s} for s in segments}
+    for verdict in verification.verdicts:
+        proposed[id(verdict.segment.trajectory)]["verdict"] = verdict
+    mine = [
+        {
+            "task_id": g.task.id,
+            "kind": g.task.kind,
+            "group": g.index,
+            "sample": t.sample,
+            "reward": t.reward,
+            "success": t.reward > 0,
+            "score": t.score,
+            "truncated": t.truncated,
+            "error": t.error or None,
+            "turns": [
+                {
+                    "observation": turn.observation,
+                    "action": turn.action,
+                    "valid": turn.valid,
+                    "token_span": [turn.start, turn.end],
+                }
+                for turn in t.turns
+            ],
+            "advantage": advantages.get(id(t)),
+            "segment": segment_record(**proposed[id(t)]) if id(t) in proposed else None,
+        }
+        for g in groups
+        for t in g.trajectories
+    ]
+    return sorted((r for part in distributed.gather(mine) for r in part), key=lambda r: (r["group"], r["sample"]))
+
+
+def segment_record(segment: Segment, verdict) -> dict:
+    """A proposed segment; its outcome fields are null where it was not verified."""
+    return {
+        "first_turn": segment.first_turn,
+        "last_turn": segment.last_turn,
+        "reason": segment.reason,
+        "pre": verdict.pre if verdict else None,
+        "post": verdict.post if verdict else None,
+        "delta": verdict.delta if verdict else None,
+        "accepted": verdict.accepted if verdict else None,
+    }

@@ -1,0 +1,247 @@
+"""The run directory and what a person sees of a run.
+
+    runs/NAME/config.json, command.txt, git.txt      what was run
+    runs/NAME/metrics.jsonl                          one object per step
+    runs/NAME/rollouts/step_000010.jsonl             one object per trajectory
+    runs/NAME/eval/step_000010.json                  one evaluation of the panel
+    runs/NAME/checkpoints/, latest                   checkpoint.py
+
+Only rank 0 writes and prints. On a terminal the phase is shown as a bar; elsewhere there is one plain line per step.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from prover_mini import config as configuration
+from prover_mini import distributed
+from prover_mini.checkpoint import step_name, write_text
+from prover_mini.config import Config, dashed
+from prover_mini.credit import Credit, batch
+from prover_mini.errors import UserError
+from prover_mini.trajectory import Group
+
+EXTENDABLE = {"steps", "eval_every", "save_every", "keep_checkpoints", "device", "slots", "micro_batch", "state_cache_mb"}
+
+
+def open_run(config: Config, given: dict) -> tuple[Path, Config]:
+    """The run directory and the configuration to run, decided by rank 0 for every rank; nothing is written yet.
+
+    Raises UserError for a directory that holds another run, and for a resumed run whose fields would change.
+    """
+    answer = None
+    if distributed.main():
+        try:
+            answer = reopen(config, given) if config.resume else choose(config)
+        except UserError as error:
+            answer = error
+    answer = distributed.broadcast(answer)
+    if isinstance(answer, UserError):
+        raise answer
+    return answer
+
+
+def choose(config: Config) -> tuple[Path, Config]:
+    if config.run_dir:
+        path = Path(config.run_dir)
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise UserError(f"--run-dir {path}: already holds a run; add --resume to continue it, or name another")
+        return path, config
+    number = 1
+    while (path := Path("runs") / f"{config.env}-{config.credit}-{number:03d}").exists():
+        number += 1
+    config.run_dir = str(path)
+    return path, config
+
+
+def reopen(config: Config, given: dict) -> tuple[Path, Config]:
+    if not config.run_dir:
+        raise UserError("--resume needs --run-dir: the run to continue")
+    path = Path(config.run_dir)
+    if not (path / "config.json").is_file():
+        raise UserError(f"--run-dir {path}: holds no run to resume (no config.json)")
+    saved = configuration.load(path / "config.json")
+    for name, value in given.items():
+        if name in EXTENDABLE:
+            setattr(saved, name, value)
+        elif name not in ("run_dir", "resume") and value != getattr(saved, name):
+            was = getattr(saved, name)
+            raise UserError(f"--{dashed(name)} {value}: this run was started with {was!r}, which a resume cannot change")
+    saved.run_dir, saved.resume = config.run_dir, True
+    saved.validate()
+    return path, saved
+
+
+def git_state() -> str:
+    """Commit and whether the tree was changed; empty outside a checkout."""
+    try:
+        here = Path(__file__).parent
+        commands = (["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain"])
+        outputs = [subprocess.run(c, cwd=here, capture_output=True, text=True, timeout=10).stdout for c in commands]
+        return "".join(outputs)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def read_metrics(path: Path) -> list[dict]:
+    """All complete lines of metrics.jsonl; a line that a crash cut short is dropped."""
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return rows
+
+
+class Run:
+    """Writes one run's files and reports its progress; on other ranks than 0 it does nothing.
+
+    What was written after step `done`, the step of the checkpoint that is resumed (0: none), is dropped: it will be
+    written again.
+    """
+
+    def __init__(self, path: Path, config: Config, done: int):
+        self.path, self.config = path, config
+        self.active = distributed.main()
+        self.console = Console(highlight=False, soft_wrap=True)
+        self.times: dict[str, float] = {}
+        self.step = done
+        self.bar = None
+        if self.active:
+            self._prepare(done)
+        if self.active and self.console.is_terminal:
+            columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+            self.bar = Progress(*columns, console=self.console, transient=True)
+            self.steps_bar = self.bar.add_task("steps", total=config.steps)
+            self.phase_bar = self.bar.add_task("", total=None)
+            self.bar.start()
+
+    def _prepare(self, done: int) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            configuration.save(self.config, self.path / "config.json")
+        except OSError as error:
+            raise UserError(f"--run-dir {self.path}: cannot be written ({error.strerror})") from None
+        with open(self.path / "command.txt", "a") as file:
+            file.write(shlex.join([sys.executable, *sys.argv]) + "\n")
+        write_text(self.path / "git.txt", git_state())
+        rows = [row for row in read_metrics(self.path / "metrics.jsonl") if row["step"] <= done]
+        write_text(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        for file in [*self.path.glob("rollouts/step_*"), *self.path.glob("eval/step_*")]:
+            if file.stem > step_name(done):
+                file.unlink()
+
+    @contextmanager
+    def phase(self, name: str, step: int | None = None):
+        """Times a phase of the step; times of one name add up until `take_times`. `step` begins a new step."""
+        self.step = self.step if step is None else step
+        if self.bar:
+            self.bar.update(self.phase_bar, description=f"step {self.step}: {name}", completed=0, total=None)
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.times[name] = self.times.get(name, 0.0) + time.perf_counter() - start
+
+    def take_times(self) -> dict[str, float]:
+        times, self.times = self.times, {}
+        return times
+
+    def episodes(self, label: str, done: int, total: int) -> None:
+        """Progress inside a phase, in episodes."""
+        if self.bar:
+            self.bar.update(self.phase_bar, completed=done, total=total)
+
+    def say(self, text: str) -> None:
+        if self.active:
+            self.console.print(text, markup=False)
+
+    def log(self, row: dict, trajectories: list[dict], evaluation: dict | None) -> None:
+        """Writes one step: its metrics last, so that a metrics line always has the other files behind it."""
+        if evaluation:
+            self.evaluation(row["step"], evaluation)
+            row |= {f"eval/{name}": evaluation[name] for name in ("success_rate", "n", "ci95")}
+        if not self.active:
+            return
+        name = f"rollouts/{step_name(row['step'])}.jsonl"
+        self.write(name, "".join(json.dumps(t, ensure_ascii=False) + "\n" for t in trajectories))
+        with open(self.path / "metrics.jsonl", "a") as file:
+            file.write(json.dumps(row) + "\n")
+        if self.bar:
+            self.bar.update(self.steps_bar, completed=row["step"])
+        accepted = f"{row['prover/accepted']}/{row['prover/verified']} segments accepted"
+        self.say(
+            f"step {row['step']:4d}/{self.config.steps}  success {row['success_rate']:.3f}  "
+            + (f"{accepted}  " if row["prover/proposed"] else "")
+            + f"loss {row['loss/policy']:+.4f}  grad {row['grad_norm']:.3f}  {row['time/total']:.1f} s"
+        )
+
+    def keep_batch(self, step: int, groups: list[Group], credit: Credit) -> None:
+        """The exact tokens and advantages of a step that was skipped, for inspection (rank 0's part)."""
+        rows = [
+            {"task_id": t.task.id, "ids": t.ids, "turn_ids": t.turn_ids, "logprobs": t.logprobs, "advantage": a, "credit": c}
+            for t, a, c in zip(batch(groups), credit.advantage_B.tolist(), credit.credit_BN.tolist())
+        ]
+        self.write(f"skipped/{step_name(step)}.json", json.dumps(rows))
+
+    def write(self, name: str, text: str) -> None:
+        if self.active:
+            (self.path / name).parent.mkdir(parents=True, exist_ok=True)
+            write_text(self.path / name, text)
+
+    def evaluation(self, step: int, result: dict) -> None:
+        self.write(f"eval/{step_name(step)}.json", json.dumps({"step": step, **result}, indent=1) + "\n")
+        low, high = result["ci95"]
+        kinds = ", ".join(f"{kind} {r['success_rate']:.2f}" for kind, r in result["by_kind"].items())
+        self.say(
+            f"test panel {result['panel']} after step {step}: success {result['success_rate']:.3f} "
+            f"[{low:.3f}, {high:.3f}], n {result['n']} ({kinds})"
+        )
+
+    def close(self) -> None:
+        if self.bar:
+            self.bar.stop()
+
+    def summary(self) -> None:
+        """The closing table: success before and after, acceptance beside chance, what verification cost."""
+        self.close()
+        if not self.active:
+            return
+        rows = read_metrics(self.path / "metrics.jsonl")
+        evaluations = [json.loads(f.read_text()) for f in sorted(self.path.glob("eval/step_*.json"))]
+        table = Table(title=str(self.path), show_header=False, title_justify="left")
+        for label, e in (("before", evaluations[0]), ("after", evaluations[-1])):
+            low, high = e["ci95"]
+            table.add_row(f"success {label} (step {e['step']})", f"{e['success_rate']:.3f}  95 % [{low:.3f}, {high:.3f}]  n {e['n']}")
+            for kind, r in e["by_kind"].items():
+                table.add_row(f"  {kind}", f"{r['success_rate']:.3f}  n {r['n']}")
+
+        def total(name: str) -> float:
+            return sum(row[name] for row in rows)
+
+        groups = len(rows) * self.config.groups_per_step
+        table.add_row("groups: eligible / verified", f"{total('prover/eligible'):.0f} / {total('prover/verified'):.0f} of {groups}")
+        verified = total("prover/verified")
+        if verified:
+            null = sum(row["prover/null_rate"] * row["prover/verified"] for row in rows) / verified
+            table.add_row("acceptance / chance alone", f"{total('prover/accepted') / verified:.3f} / {null:.3f}")
+        generated, continued = total("tokens/rollout"), total("tokens/continuation")
+        table.add_row("tokens: rollout / continuations", f"{generated:.0f} / {continued:.0f} (+{continued / generated:.1%})")
+        rest = total("time/total") - total("time/eval")
+        share = (total("time/verify") + total("time/judge")) / max(rest - total("time/verify") - total("time/judge"), 1e-9)
+        table.add_row("seconds: training / verification", f"{rest:.0f} / {total('time/verify'):.0f} (+{share:.1%} for judge and verification)")
+        table.add_row("largest |trainer - sampler| log-prob", f"{max(row['mismatch_max'] for row in rows):.1e}")
+        self.console.print(table)

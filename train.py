@@ -1,0 +1,176 @@
+"""Train an LLM agent with GRPO and ProVer.
+
+    torchrun train.py --env searchqa                                    the embedded policy, minutes on two CPU cores
+    torchrun --nproc-per-node 8 train.py --env searchqa --model Qwen/Qwen3.5-2B --corpus wiki.jsonl --data nq.jsonl
+    python train.py --help                                              every field in one sentence
+
+A step is the algorithm, top to bottom: rollout -> propose -> verify -> credit -> update.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models: more threads per rank only wait for each other
+
+from envs import load_suite
+from envs.base import Task
+from prover_mini import checkpoint, distributed
+from prover_mini.chat import Chat
+from prover_mini.config import Config, parse
+from prover_mini.credit import METHODS, eligible
+from prover_mini.engine import Engine, self_check
+from prover_mini.errors import UserError
+from prover_mini.evaluate import evaluate, make_panel
+from prover_mini.judge import JUDGES
+from prover_mini.metrics import records, step_metrics, step_sums
+from prover_mini.model import load_policy
+from prover_mini.rollout import Player
+from prover_mini.run import Run, open_run, read_metrics
+from prover_mini.seeds import derive
+from prover_mini.trajectory import Group, Segment
+from prover_mini.update import Learner
+from prover_mini.verify import Verification, verify
+
+
+def train(config: Config, given: dict) -> None:
+    device = distributed.start(config.device)
+    run_dir, config = open_run(config, given)
+    found = checkpoint.latest(run_dir) if config.resume else None
+    done = found[1]["step"] if found else 0
+    if done >= config.steps:
+        raise UserError(f"{run_dir}: this run is finished (step {done} of {config.steps}); raise --steps to go on")
+
+    suite = load_suite(config.env, config)
+    tasks, panel = suite.tasks("train"), make_panel(suite, "test", config.eval_tasks)
+    model, tokenizer = load_policy(str(found[0] / "model") if found else config.model, config.dtype, device)
+    reference = load_policy(config.model, config.dtype, device)[0] if config.kl_coef else None
+    engine = Engine(model, config.slots, config.max_context_tokens)
+    self_check(engine)
+    chat = Chat(tokenizer, suite.instructions, config.max_observation_tokens)
+    learner = Learner(model, engine, config, reference)
+    if found:
+        checkpoint.restore_optimizer(*found, learner)
+
+    run = Run(run_dir, config, done)
+    player = Player(engine, chat, suite, config, run.episodes)
+    judge, method = JUDGES[config.judge](config), METHODS[config.credit]
+    measures_budget = config.budget_matched and not config.budget_run
+    proposes, verifies = method.proposes or measures_budget, method.verifies or measures_budget
+    skipped_in_a_row = 0
+
+    if done == 0:
+        with run.phase("eval"):
+            run.evaluation(0, evaluate(player, panel, config.eval_temperature))
+        run.take_times()
+
+    for step in range(done + 1, config.steps + 1):
+        with run.phase("rollout", step):
+            mine = tasks_of_step(tasks, step, config)[distributed.rank() :: distributed.world()]
+            groups = player.rollouts(mine, step, [config.group_size] * len(mine), keep_states=verifies)
+            candidates = [g for g in groups if eligible(g, config.max_successes)]
+
+        with run.phase("judge"):
+            answers = judge.propose(candidates, step) if proposes else []
+            segments = [answer for answer in answers if isinstance(answer, Segment)]
+
+        with run.phase("verify"):
+            verification = verify(player, segments, step) if verifies else Verification()
+
+        extra_tokens = 0
+        if config.budget_matched:
+            with run.phase("rollout"):
+                extra_tokens = spend_budget(player, candidates, step, verification.sampled, config)
+            answers, segments, verification = [], [], Verification()
+
+        credit = method.credit(groups, segments, verification.verdicts, config)
+
+        with run.phase("train"):
+            update = learner.update(groups, credit, step)
+
+        evaluation = None
+        if step % config.eval_every == 0 or step == config.steps:
+            with run.phase("eval"):
+                evaluation = evaluate(player, panel, config.eval_temperature)
+
+        sums = step_sums(groups, answers, judge.take_usage(), verification, extra_tokens, config)
+        row = step_metrics(step, sums, update, run.take_times())
+        run.log(row, records(groups, credit, segments, verification), evaluation)
+
+        skipped_in_a_row = 0 if update["update/applied"] else skipped_in_a_row + 1
+        if skipped_in_a_row:
+            run.keep_batch(step, groups, credit)
+        if skipped_in_a_row >= config.max_bad_steps:
+            raise UserError(f"{skipped_in_a_row} steps in a row had a non-finite loss or gradient; see {run_dir}/skipped")
+
+        with run.phase("save"):
+            if distributed.main() and (step % config.save_every == 0 or step == config.steps):
+                checkpoint.save(run_dir, step, learner, tokenizer, config.keep_checkpoints)
+
+    run.summary()
+
+
+def tasks_of_step(tasks: list[Task], step: int, config: Config) -> list[tuple[int, Task]]:
+    """(place in the step, task): the training tasks in a new order each epoch, as a function of the step alone."""
+    chosen = []
+    for place in range(config.groups_per_step):
+        epoch, at = divmod((step - 1) * config.groups_per_step + place, len(tasks))
+        chosen.append((place, tasks[epoch_order(len(tasks), config.seed, epoch)[at]]))
+    return chosen
+
+
+@lru_cache(maxsize=2)
+def epoch_order(n: int, seed: int, epoch: int) -> list[int]:
+    order = list(range(n))
+    random.Random(derive(seed, "epoch", epoch)).shuffle(order)
+    return order
+
+
+def spend_budget(player: Player, candidates: list[Group], step: int, measured: int, config: Config) -> int:
+    """Control: extra rollouts of the eligible groups for as many tokens as ProVer's continuations take.
+
+    The budget is what this step's own continuations sampled (`measured`; their outcomes are discarded), or, with
+    `budget_run`, what that run recorded for this step. Returns the tokens that were sampled.
+    """
+    if config.budget_run:
+        everywhere = sum(distributed.gather(len(candidates)))
+        measured = recorded_budget(config.budget_run, step) * len(candidates) / max(everywhere, 1)
+    if not candidates:
+        return 0
+    trajectories = [t for g in candidates for t in g.trajectories]
+    per_trajectory = sum(t.policy_tokens for t in trajectories) / len(trajectories)
+    extra, each = round(measured / max(per_trajectory, 1)), len(candidates)
+    copies = [extra // each + (i < extra % each) for i in range(each)]
+    before = player.sampled
+    more = player.rollouts([(g.index, g.task) for g in candidates], step, copies, first_sample=config.group_size)
+    for group, addition in zip(candidates, more):
+        group.trajectories += addition.trajectories
+    return player.sampled - before
+
+
+def recorded_budget(run_dir: str, step: int) -> float:
+    for row in read_metrics(Path(run_dir) / "metrics.jsonl"):
+        if row["step"] == step:
+            return row["tokens/continuation"]
+    raise UserError(f"--budget-run {run_dir}: its metrics.jsonl has no step {step}")
+
+
+def main() -> int:
+    """Runs the command line; 2 with one line on stderr for input that cannot be used."""
+    try:
+        train(*parse())
+    except UserError as error:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"train.py: {error}", file=sys.stderr)
+        return 2
+    finally:
+        distributed.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
