@@ -5,8 +5,8 @@
     logsumexp_N = m + log s
     entropy_N = log s - sum_v exp(z - m) (z - m) / s
 
-    With p = exp(z - logsumexp) and upstream gradients g (logprob), h (entropy), l (logsumexp):
-    dz = g onehot(ids) + (l - g) p - h p (z - logsumexp + entropy)
+    With upstream gradients g (logprob), h (entropy), l (logsumexp):
+    dz = g onehot(ids) + (l - g) p - h p (z - m - log s + entropy),  p = exp(z - m) / s
     dhidden = dz weight / temperature,  dweight = dz^T hidden / temperature
 
 The vocabulary is walked in chunks: m, s and the entropy's sum are carried along and rescaled when m rises (online
@@ -29,7 +29,7 @@ FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class LogProb(NamedTuple):
-    """All [N], float32 (float64 for float64 inputs), differentiable; entropy and logsumexp are None unless asked for."""
+    """All [N], float32 (float64 for float64 inputs), differentiable; what was not asked for is None."""
 
     logprob_N: Tensor
     entropy_N: Tensor | None
@@ -52,7 +52,7 @@ def linear_logprob(
         hidden_ND, weight_VD: float64, float32, bfloat16 or float16, of one dtype.
         ids_N: int64 in 0..V-1.
         temperature: positive; entropy and logsumexp are of the scaled logits, in nats.
-        check_ids: read ids back to check their range; always done on the CPU. Unchecked, an id outside 0..V-1 gives NaN.
+        check_ids: read ids back to check their range; always done on the CPU. Unchecked, a wrong id gives NaN.
 
     Returns:
         LogProb; empty tensors when N is 0.
@@ -65,7 +65,7 @@ def linear_logprob(
         hidden_ND.shape[1] == weight_VD.shape[1],
         f"hidden has {hidden_ND.shape[1]} columns and weight {weight_VD.shape[1]}: both must be D",
     )
-    require(hidden_ND.dtype == weight_VD.dtype, f"hidden is {hidden_ND.dtype}, weight is {weight_VD.dtype}: use one dtype")
+    require(hidden_ND.dtype == weight_VD.dtype, f"hidden is {hidden_ND.dtype}, weight {weight_VD.dtype}: use one dtype")
     require(hidden_ND.device == weight_VD.device, f"hidden is on {hidden_ND.device}, weight on {weight_VD.device}")
     _check(hidden_ND, ids_N, weight_VD.shape[0], temperature, check_ids)
     outputs = _LinearLogProb.apply(hidden_ND, weight_VD, ids_N, temperature, entropy)
@@ -113,8 +113,8 @@ class _OnlineSoftmax:
             return torch.full(ids_N.shape, value, dtype=dtype, device=ids_N.device)
 
         self.ids_N, self.entropy = ids_N, entropy
-        self.max_N, self.sum_N = full(-torch.inf), full(0.0)
-        self.target_N, self.weighted_N = full(torch.nan), full(0.0)
+        self.max_N, self.sum_N, self.weighted_N = full(-torch.inf), full(0.0), full(0.0)
+        self.target_N = full(torch.nan)
 
     def add(self, z_NC: Tensor, start: int) -> None:
         """`z_NC`: columns start.. of the scaled logits; overwritten."""
@@ -142,22 +142,45 @@ class _OnlineSoftmax:
         return (self.target_N - self.max_N) - log_N, log_N - self.weighted_N / self.sum_N, self.max_N + log_N
 
 
+class _SoftmaxGradient:
+    """dz of one chunk after another: dz = e (base - slope (z - m)) + g onehot with e = exp(z - m).
+
+    m and s are kept apart: at logits of 1e4 the float32 logsumexp is off by 1e-3, and so would be every probability.
+    """
+
+    def __init__(self, saved: tuple[Tensor, ...], g_N: Tensor, h_N: Tensor, l_N: Tensor, entropy: bool):
+        self.ids_N, self.max_N, sum_N, weighted_N = saved
+        self.g_N, self.entropy = g_N, entropy
+        self.slope_N = h_N / sum_N
+        self.base_N = (l_N - g_N) / sum_N
+        if entropy:
+            self.base_N = self.base_N + self.slope_N * weighted_N / sum_N
+
+    def of(self, z_NC: Tensor, start: int) -> Tensor:
+        """Overwrites the scaled logits of columns start.. with their gradient."""
+        z_NC.sub_(self.max_N[:, None])
+        if self.entropy:
+            e_NC = z_NC.exp()
+            z_NC.masked_fill_(e_NC == 0, 0.0).mul_(-self.slope_N[:, None]).add_(self.base_N[:, None]).mul_(e_NC)
+        else:
+            z_NC.exp_().mul_(self.base_N[:, None])
+        here_N = ((self.ids_N >= start) & (self.ids_N < start + z_NC.shape[1])).nonzero()[:, 0]
+        z_NC[here_N, self.ids_N[here_N] - start] += self.g_N[here_N]
+        return z_NC
+
+
 def _compute_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def _dz_over_logits(z_NC: Tensor, g_N: Tensor, h_N: Tensor | None, l_N: Tensor, entropy_N: Tensor, lse_N: Tensor) -> Tensor:
-    """dz without its one-hot part, written over the scaled logits of a chunk."""
-    z_NC.sub_(lse_N[:, None])
-    if h_N is None:
-        return z_NC.exp_().mul_((l_N - g_N)[:, None])
-    p_NC = z_NC.exp()
-    z_NC.masked_fill_(p_NC == 0, 0.0).add_(entropy_N[:, None]).mul_(-h_N[:, None]).add_((l_N - g_N)[:, None])
-    return z_NC.mul_(p_NC)
-
-
 def _chunks(V: int) -> list[tuple[int, int]]:
     return [(start, min(start + CHUNK, V)) for start in range(0, V, CHUNK)]
+
+
+def _save(ctx, softmax: _OnlineSoftmax, temperature: float, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    ctx.temperature, ctx.entropy = temperature, softmax.entropy
+    ctx.save_for_backward(*inputs, softmax.ids_N, softmax.max_N, softmax.sum_N, softmax.weighted_N)
+    return softmax.result()
 
 
 class _LinearLogProb(torch.autograd.Function):
@@ -167,28 +190,23 @@ class _LinearLogProb(torch.autograd.Function):
         softmax = _OnlineSoftmax(ids_N, rows_ND.dtype, entropy)
         for start, end in _chunks(len(weight_VD)):
             softmax.add(_scaled_logits(rows_ND, weight_VD[start:end], temperature), start)
-        logprob_N, entropy_N, lse_N = softmax.result()
-        ctx.temperature, ctx.with_entropy = temperature, entropy
-        ctx.save_for_backward(hidden_ND, weight_VD, ids_N, entropy_N, lse_N)
-        return logprob_N, entropy_N, lse_N
+        return _save(ctx, softmax, temperature, hidden_ND, weight_VD)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, g_N, h_N, l_N):
-        hidden_ND, weight_VD, ids_N, entropy_N, lse_N = ctx.saved_tensors
-        rows_ND = hidden_ND.to(lse_N.dtype)
+        hidden_ND, weight_VD, *saved = ctx.saved_tensors
+        gradient = _SoftmaxGradient(saved, g_N, h_N, l_N, ctx.entropy)
+        rows_ND = hidden_ND.to(g_N.dtype)
         dhidden_ND = torch.zeros_like(rows_ND) if ctx.needs_input_grad[0] else None
         dweight_VD = torch.empty_like(weight_VD) if ctx.needs_input_grad[1] else None
         for start, end in _chunks(len(weight_VD)):
-            dz_NC = _scaled_logits(rows_ND, weight_VD[start:end], ctx.temperature)
-            _dz_over_logits(dz_NC, g_N, h_N if ctx.with_entropy else None, l_N, entropy_N, lse_N)
-            here_N = ((ids_N >= start) & (ids_N < end)).nonzero()[:, 0]
-            dz_NC[here_N, ids_N[here_N] - start] += g_N[here_N]
+            dz_NC = gradient.of(_scaled_logits(rows_ND, weight_VD[start:end], ctx.temperature), start)
             if dhidden_ND is not None:
                 dhidden_ND.addmm_(dz_NC, weight_VD[start:end].to(dz_NC.dtype), alpha=1 / ctx.temperature)
             if dweight_VD is not None:
                 dweight_VD[start:end] = (dz_NC.T @ rows_ND).div_(ctx.temperature)
-        return dhidden_ND.to(hidden_ND.dtype) if dhidden_ND is not None else None, dweight_VD, None, None, None
+        return None if dhidden_ND is None else dhidden_ND.to(hidden_ND.dtype), dweight_VD, None, None, None
 
 
 class _LogitsLogProb(torch.autograd.Function):
@@ -197,21 +215,16 @@ class _LogitsLogProb(torch.autograd.Function):
         softmax = _OnlineSoftmax(ids_N, _compute_dtype(logits_NV), entropy)
         for start, end in _chunks(logits_NV.shape[1]):
             softmax.add(logits_NV[:, start:end].to(softmax.max_N.dtype) / temperature, start)
-        logprob_N, entropy_N, lse_N = softmax.result()
-        ctx.temperature, ctx.with_entropy = temperature, entropy
-        ctx.save_for_backward(logits_NV, ids_N, entropy_N, lse_N)
-        return logprob_N, entropy_N, lse_N
+        return _save(ctx, softmax, temperature, logits_NV)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, g_N, h_N, l_N):
-        logits_NV, ids_N, entropy_N, lse_N = ctx.saved_tensors
+        logits_NV, *saved = ctx.saved_tensors
+        gradient = _SoftmaxGradient(saved, g_N, h_N, l_N, ctx.entropy)
         dlogits_NV = torch.empty_like(logits_NV)
         for start, end in _chunks(logits_NV.shape[1]):
-            dz_NC = logits_NV[:, start:end].to(lse_N.dtype) / ctx.temperature
-            _dz_over_logits(dz_NC, g_N, h_N if ctx.with_entropy else None, l_N, entropy_N, lse_N)
-            here_N = ((ids_N >= start) & (ids_N < end)).nonzero()[:, 0]
-            dz_NC[here_N, ids_N[here_N] - start] += g_N[here_N]
+            dz_NC = gradient.of(logits_NV[:, start:end].to(g_N.dtype) / ctx.temperature, start)
             dlogits_NV[:, start:end] = dz_NC / ctx.temperature
         return dlogits_NV, None, None, None
 

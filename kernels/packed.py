@@ -19,10 +19,12 @@ def require(condition: bool, message: str) -> None:
 def check_packed(cu_seqlens_B1: Tensor, tokens: int) -> None:
     """Raises ValueError unless cu_seqlens can describe `tokens` tokens. Its values are read only on the CPU."""
     require(cu_seqlens_B1.dim() == 1 and len(cu_seqlens_B1) > 0, "cu_seqlens must have B + 1 entries on one axis")
-    require(cu_seqlens_B1.dtype in (torch.int32, torch.int64), f"cu_seqlens must be int32 or int64, not {cu_seqlens_B1.dtype}")
+    dtype = cu_seqlens_B1.dtype
+    require(dtype in (torch.int32, torch.int64), f"cu_seqlens must be int32 or int64, not {dtype}")
     if cu_seqlens_B1.device.type == "cpu":
         ends = cu_seqlens_B1.tolist()
-        require(ends[0] == 0 and ends[-1] == tokens, f"cu_seqlens must run from 0 to T = {tokens}, not {ends[0]} to {ends[-1]}")
+        spans = ends[0] == 0 and ends[-1] == tokens
+        require(spans, f"cu_seqlens must run from 0 to T = {tokens}, not {ends[0]} to {ends[-1]}")
         require(all(a <= b for a, b in zip(ends, ends[1:])), "cu_seqlens must not fall")
 
 

@@ -69,14 +69,15 @@ def credit_table(
 
 def _check(advantage_B: Tensor, credit_BN: Tensor, cu_seqlens_B1: Tensor, turn_ids_T: Tensor) -> None:
     check_packed(cu_seqlens_B1, len(turn_ids_T))
-    require(advantage_B.is_floating_point() and credit_BN.is_floating_point(), "advantage and credit must be floating point")
+    for name, table in (("advantage", advantage_B), ("credit", credit_BN)):
+        require(table.is_floating_point(), f"{name} must be floating point, not {table.dtype}")
     require(turn_ids_T.dtype in (torch.int32, torch.int64), f"turn_ids must be int32 or int64, not {turn_ids_T.dtype}")
-    B = len(cu_seqlens_B1) - 1
+    B, shape = len(cu_seqlens_B1) - 1, list(credit_BN.shape)
     require(advantage_B.shape == (B,), f"advantage must have shape [{B}], not {list(advantage_B.shape)}")
-    require(credit_BN.dim() == 2 and len(credit_BN) == B, f"credit must have shape [{B}, N], not {list(credit_BN.shape)}")
+    require(credit_BN.dim() == 2 and len(credit_BN) == B, f"credit must have shape [{B}, N], not {shape}")
     require(turn_ids_T.dim() == 1, "turn_ids must have one axis")
     devices = {t.device for t in (advantage_B, credit_BN, cu_seqlens_B1, turn_ids_T)}
     require(len(devices) == 1, f"all tensors must be on one device, not on {sorted(map(str, devices))}")
     if turn_ids_T.device.type == "cpu" and len(turn_ids_T):
         low, high = int(turn_ids_T.min()), int(turn_ids_T.max())
-        require(low >= -1 and high < credit_BN.shape[1], f"turn ids {low}..{high} are outside -1..{credit_BN.shape[1] - 1}")
+        require(low >= -1 and high < shape[1], f"turn ids {low}..{high} are outside -1..{shape[1] - 1}")

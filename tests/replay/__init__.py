@@ -1,0 +1,1 @@
+"""Replays of recorded values from outside: `python -m tests.replay NAME DIR`."""
