@@ -5,7 +5,7 @@ exact at any token. What a slot holds after n tokens: K/V of n tokens per attent
 recurrent state per Gated DeltaNet layer, and the hidden state from which the next token is sampled.
 
 K/V is only ever appended to, so all turn boundaries of one rollout can share one copy of it (`seal`); the other
-states are overwritten at each token, so a boundary that may be returned to needs a clone of them at that moment (`mark`).
+states are overwritten at each token, so a boundary that may be returned to needs a clone of them then (`mark`).
 Every state belongs to one version of the weights and cannot be used after `weights_changed`.
 """
 
@@ -131,7 +131,8 @@ class Engine:
             counts = [0] * span
             for row in rows:
                 counts[row - first] = 1
-            self._forward(list(range(first, first + span)), ids_B1.new_zeros(span, 1).index_copy_(0, busy, ids_B1), counts)
+            ids_B1 = ids_B1.new_zeros(span, 1).index_copy_(0, busy, ids_B1)
+            self._forward(list(range(first, first + span)), ids_B1, counts)
         else:
             self._forward(rows, ids_B1, None)
         self._advance(rows, [1] * len(rows))
@@ -197,7 +198,7 @@ class Engine:
 
     @torch.no_grad()
     def seal(self, row: int, marks: list[Mark]) -> list[State]:
-        """Completes marks of what the slot holds now (of it or of a slot it was forked from) with one copy of its K/V."""
+        """Completes marks of what the slot holds now (its own, or its fork source's) with one copy of its K/V."""
         self._check([row], [0])
         longest = max((mark.length for mark in marks), default=0)
         if any(mark.weight_version != self.weight_version for mark in marks):
@@ -268,9 +269,8 @@ class Engine:
                 mask = torch.zeros(seen.shape, dtype=self._cos_TE.dtype, device=self.device)
                 mask.masked_fill_(~seen, -torch.inf)
         counts_B = None if counts is None else torch.tensor(counts, device=self.device)
-        forward(self.model, self._memory, Chunk(
-            ids_BT, index, counts_B, write_BJT.flatten(), keys, mask, self._cos_TE[positions_BT], self._sin_TE[positions_BT],
-        ))
+        cos, sin = self._cos_TE[positions_BT], self._sin_TE[positions_BT]
+        forward(self.model, self._memory, Chunk(ids_BT, index, counts_B, write_BJT.flatten(), keys, mask, cos, sin))
 
     def _advance(self, rows: list[int], counts: list[int]) -> None:
         for row, count in zip(rows, counts):
@@ -313,7 +313,9 @@ def self_check(engine: Engine) -> None:
         want, got = want_BV.float().log_softmax(-1), got_BV.float().log_softmax(-1)
         error = ((got - want).square().mean().sqrt() / want.std()).item()
         if not error <= tolerance:
-            raise UserError(f"{type(model).__name__}: the rollout engine's log-probs differ from the model's own by "
-                            f"{error:.2g} (tolerance {tolerance:g}): install the transformers version in requirements.txt")
+            raise UserError(
+                f"{type(model).__name__}: the rollout engine's log-probs differ from the model's own by {error:.2g} "
+                f"(tolerance {tolerance:g}): install the transformers version in requirements.txt"
+            )
     engine.clear(rows)
     engine.tokens_forwarded = counted
