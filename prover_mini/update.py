@@ -134,18 +134,18 @@ class Learner:
         c = self.config
         out = self._logprobs(self.model, rows, entropy=True)
         sampler_T = torch.cat([r.sampler_logprob for r in rows]).to(self.device)
-        old_T = out.logprob.detach() if c.minibatches == 1 else torch.cat([r.old_logprob for r in rows])
+        old_T = out.logprob_N.detach() if c.minibatches == 1 else torch.cat([r.old_logprob for r in rows])
         advantage_T = torch.cat([r.advantage for r in rows]).to(self.device)
         cu_seqlens_B1 = torch.tensor([0, *(len(r.targets) for r in rows)], device=self.device).cumsum(0)
         mask_T = torch.ones_like(advantage_T, dtype=torch.bool)
         reference_T = weight_T = None
         if c.kl_coef:
             with torch.no_grad():
-                reference_T = self._logprobs(self.reference, rows).logprob
+                reference_T = self._logprobs(self.reference, rows).logprob_N
         if c.importance_cap:
             weight_T = importance_weight(old_T, sampler_T, mask_T, cu_seqlens_B1, high=c.importance_cap)
         loss, stats = grpo_loss(
-            out.logprob, old_T, advantage_T, cu_seqlens_B1, mask_T,
+            out.logprob_N, old_T, advantage_T, cu_seqlens_B1, mask_T,
             denominator=denominator, clip_low=c.clip_low, clip_high=c.clip_high, dual_clip=c.dual_clip or None,
             level=c.loss_level, aggregation=c.aggregation,
             ref_logprob_T=reference_T, kl_coef=c.kl_coef, kl=c.kl_estimator, weight_T=weight_T,
@@ -153,7 +153,7 @@ class Learner:
         gap_T = (old_T - sampler_T).double()
         sums = {
             "trained": stats.tokens, "clipped": stats.clipped_low + stats.clipped_high, "kl": stats.kl_sum,
-            "entropy": out.entropy.detach().sum(), "mismatch": (gap_T.exp() - gap_T - 1).sum(), "mismatch_max": gap_T.abs().max(),
+            "entropy": out.entropy_N.detach().sum(), "mismatch": (gap_T.exp() - gap_T - 1).sum(), "mismatch_max": gap_T.abs().max(),
         }  # fmt: skip
         sums = {name: value.item() for name, value in sums.items()}
         return loss, sums
@@ -177,7 +177,7 @@ class Learner:
     def _remember_old_logprobs(self, rows: list[Row]) -> None:
         """Log-probs under the weights that sampled, as the trainer computes them: the ratio's denominator."""
         for chunk in micro_batches([r for r in rows if len(r.targets)], self.config.micro_batch):
-            parts = self._logprobs(self.model, chunk).logprob.split([len(r.targets) for r in chunk])
+            parts = self._logprobs(self.model, chunk).logprob_N.split([len(r.targets) for r in chunk])
             for row, part in zip(chunk, parts):
                 row.old_logprob = part
 
