@@ -59,7 +59,7 @@ def replay_prover(data: Any, arrays: dict[str, np.ndarray], report: Report) -> N
         groups = [_group(n, group) for n, group in enumerate(case["groups"])]
         verdicts = [_verdict(group, proposal) for group, proposal in zip(groups, case["proposals"])]
         for group, verdict, expected in zip(groups, verdicts, case["expected"]["groups"]):
-            reference = group.reference
+            reference = group.reference if group.mixed else None
             found = {
                 "successes": len(group.successes),
                 "mixed": group.mixed,
