@@ -137,6 +137,5 @@ def _inverse_norms(lengths: np.ndarray, filled: int, k1: float, b: float, byte_l
     mean = np.float32(lengths.sum(dtype=np.int64) / max(filled, 1))
     stored = byte_length(lengths) if byte_lengths else lengths
     one, k1, b = np.float32(1), np.float32(k1), np.float32(b)
-    if mean == 0:
-        return np.zeros(len(lengths), np.float32)
-    return one / (k1 * ((one - b) + b * stored.astype(np.float32) / mean))
+    relative = np.maximum(stored, 1).astype(np.float32) / max(mean, one)  # an empty document is never scored
+    return one / (k1 * ((one - b) + b * relative))

@@ -45,8 +45,10 @@ class Passages(Sequence[str]):
         return self.bytes[start : self.ends[i]].tobytes().decode()
 
 
-def passage_contents(row: dict[str, Any]) -> str:
+def passage_contents(row: Any) -> str:
     """The text of a passage, its title on a line of its own. Raises KeyError or TypeError for another layout."""
+    if not isinstance(row, dict):
+        raise TypeError("a passage must be an object")
     title, text = row.get("title"), row["contents"] if "contents" in row else row["text"]
     if not isinstance(text, str):
         raise TypeError("the text of a passage must be a string")
@@ -68,13 +70,10 @@ def open_corpus(path: Path, analyse: Analyser) -> tuple[BM25, Passages]:
     home = cache_home()
     directory = home / f"{path.name.partition('.')[0]}-{_fingerprint(path, analyse)}"
     if not directory.exists():
-        home.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=".building-", dir=home))
         try:
-            _build(path, analyse, aside)
-            _publish(aside, directory)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+            _build_aside(path, analyse, directory)
+        except OSError as error:
+            raise UserError(f"cache {home}: {error}; set XDG_CACHE_HOME to a place with room") from error
     return BM25.load(directory), Passages(directory)
 
 
@@ -86,6 +85,16 @@ def _fingerprint(path: Path, analyse: Analyser) -> str:
     status = path.stat()
     facts = (LAYOUT, path.resolve(), status.st_size, status.st_mtime_ns, analyse.__name__)
     return hashlib.blake2b("\n".join(map(str, facts)).encode(), digest_size=8).hexdigest()
+
+
+def _build_aside(path: Path, analyse: Analyser, directory: Path) -> None:
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=".building-", dir=directory.parent))
+    try:
+        _build(path, analyse, aside)
+        _publish(aside, directory)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _build(path: Path, analyse: Analyser, directory: Path) -> None:

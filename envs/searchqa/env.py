@@ -33,15 +33,13 @@ INSTRUCTIONS = (
     "<search>query</search> to see the best passages for a query,\n"
     "<answer>text</answer> to give the final answer, a name or a few words."
 )
-THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL | re.IGNORECASE)
-THOUGHT_START = re.compile("<think>", re.IGNORECASE)
-THOUGHT_END = re.compile("</think>", re.IGNORECASE)
+THINK_TAG = re.compile("(</?think>)", re.IGNORECASE)
 OPENING = re.compile(r"<(search|answer)>", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Action:
-    """`kind` is "search", "answer", or "invalid"; then `text` says what is wrong, else it is what stands in the tags."""
+    """`kind` is "search" or "answer" and `text` is what stands in the tags, or "invalid" and `text` says why."""
 
     kind: str
     text: str
@@ -49,9 +47,7 @@ class Action:
 
 def parse_action(turn: str) -> Action:
     """The one action of a turn. Takes any text."""
-    spoken = THOUGHT.sub(" ", turn)
-    spoken = THOUGHT_END.split(spoken)[-1]
-    spoken = THOUGHT_START.split(spoken)[0]
+    spoken = without_thoughts(turn)
     openings = list(OPENING.finditer(spoken))
     if not openings:
         return Action("invalid", "there is no <search> or <answer>")
@@ -63,6 +59,20 @@ def parse_action(turn: str) -> Action:
         return Action("invalid", f"<{kind}> is not closed by </{kind}>")
     text = spoken[openings[0].end() : closing.start()].strip()
     return Action(kind, text) if text else Action("invalid", f"<{kind}> is empty")
+
+
+def without_thoughts(turn: str) -> str:
+    said: list[str] = []
+    thinking = False
+    for piece in THINK_TAG.split(turn):
+        tag = piece.lower()
+        if tag == "</think>" and not thinking:
+            said.clear()
+        elif tag in ("<think>", "</think>"):
+            thinking = tag == "<think>"
+        elif not thinking:
+            said.append(piece)
+    return " ".join(said)
 
 
 class SearchQAEnv(Env):
