@@ -148,7 +148,7 @@ class Learner:
             out.logprob_N, old_T, advantage_T, cu_seqlens_B1, mask_T,
             denominator=denominator, clip_low=c.clip_low, clip_high=c.clip_high, dual_clip=c.dual_clip or None,
             level=c.loss_level, aggregation=c.aggregation,
-            ref_logprob_T=reference_T, kl_coef=c.kl_coef, kl=c.kl_estimator, weight_T=weight_T,
+            ref_logprob_T=reference_T, kl_coef=c.kl_coef, kl=c.kl_estimator, kl_max=math.inf, weight_T=weight_T,
         )  # fmt: skip
         gap_T = (old_T - sampler_T).double()
         sums = {

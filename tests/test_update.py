@@ -1,0 +1,198 @@
+"""The update: its gradient against plain autograd, and independent of how the batch is cut."""
+
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from prover_mini.credit import METHODS, batch
+from prover_mini.engine import Engine, StaleState
+from prover_mini.rollout import Player
+from prover_mini.trajectory import OFF_POLICY, Group
+from prover_mini.update import Learner, learning_rate, token_advantages
+from tests.toys import ToySuite, toy_chat, toy_config, toy_model
+
+
+class Probe(Learner):
+    """Keeps the gradient that would be applied, and leaves the weights alone."""
+
+    def _apply(self, gradient, step):
+        self.gradient = gradient
+
+
+def sampled_groups(config, **suite) -> tuple[Engine, list[Group]]:
+    engine = Engine(toy_model(), 32, config.max_context_tokens)
+    player = Player(engine, toy_chat(), ToySuite(**suite), config)
+    tasks = list(enumerate(player.suite.tasks("train")))
+    return engine, player.rollouts(tasks, 1, [8] * len(tasks))
+
+
+def ours(config, groups) -> tuple[torch.Tensor, dict]:
+    engine = Engine(toy_model(), 1, 8)
+    learner = Probe(engine.model, engine, config, toy_model(seed=9) if config.kl_coef else None)
+    metrics = learner.update(groups, METHODS["grpo"].credit(groups, [], [], config), 1)
+    return learner.gradient, metrics
+
+
+def plain(config, groups) -> tuple[torch.Tensor, float]:
+    """The same loss trajectory by trajectory, from full logits, by the formulas (ratio 1: one optimizer step)."""
+    model, reference = toy_model(), toy_model(seed=9)
+    trajectories = batch(groups)
+    streams = token_advantages(trajectories, METHODS["grpo"].credit(groups, [], [], config))
+    tokens = sum(t.policy_tokens for t in trajectories)
+    loss = 0.0
+    for t, advantage in zip(trajectories, streams):
+        mine = torch.tensor(t.turn_ids[1:]) != OFF_POLICY
+        chosen = torch.tensor(t.ids[1:])[:, None]
+
+        def logprobs(m):
+            return (m(torch.tensor([t.ids])).logits[0, :-1] / config.temperature).log_softmax(-1).gather(1, chosen)[mine, 0]
+
+        logprob = logprobs(model)
+        token_loss = -(logprob - logprob.detach()).exp() * advantage[1:][mine]
+        if config.kl_coef:
+            with torch.no_grad():
+                gap = logprobs(reference)
+            gap = gap - logprob
+            token_loss = token_loss + config.kl_coef * (gap.exp() - gap - 1)
+        share = {
+            "token_mean": 1 / tokens,
+            "seq_mean_token_mean": 1 / (len(logprob) * len(trajectories)),
+            "constant": 1 / (len(trajectories) * config.max_turns * config.max_turn_tokens),
+        }[config.aggregation]
+        loss = loss + (token_loss * share).sum()
+    loss.backward()
+    gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
+    return gradient * min(1.0, config.max_grad_norm / (gradient.norm().item() + 1e-6)), loss.item()
+
+
+def assert_close(a: torch.Tensor, b: torch.Tensor, relative: float = 1e-5) -> None:
+    assert b.norm() > 0
+    assert (a - b).norm() / b.norm() < relative
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "seq_mean_token_mean", "constant"])
+@pytest.mark.parametrize("fields", [{}, {"temperature": 0.7, "kl_coef": 0.1}], ids=["plain", "temperature and KL"])
+def test_gradient_is_that_of_plain_autograd(aggregation, fields):
+    config = toy_config(aggregation=aggregation, max_grad_norm=1e9, **fields)
+    _, groups = sampled_groups(config)
+    gradient, metrics = ours(config, groups)
+    expected, loss = plain(config, groups)
+    assert_close(gradient, expected)
+    assert metrics["loss/policy"] == pytest.approx(loss, abs=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_micro_batches_do_not_change_the_gradient(size):
+    config = toy_config(max_grad_norm=1e9)
+    _, groups = sampled_groups(config)
+    whole, metrics = ours(config, groups)
+    config.micro_batch = size
+    cut, same = ours(config, groups)
+    assert_close(cut, whole)
+    assert {k: pytest.approx(v, abs=1e-6, rel=1e-5) for k, v in metrics.items()} == same
+
+
+KINDS = {
+    "alternate": lambda groups, rank: groups[rank::2],
+    "uneven": lambda groups, rank: groups[:1] if rank else groups[1:],
+    "idle": lambda groups, rank: [] if rank else groups,
+}
+
+
+def rank_gradients(rank: int, path: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{path}/meet", rank=rank, world_size=2)
+    config = toy_config(max_grad_norm=1e9)
+    _, groups = sampled_groups(config)
+    torch.save({kind: ours(config, cut(groups, rank)) for kind, cut in KINDS.items()}, f"{path}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_two_ranks_have_the_gradient_of_one(tmp_path):
+    """Also when they have unequal numbers of groups, and when one has no policy token at all."""
+    mp.spawn(rank_gradients, (str(tmp_path),), nprocs=2)
+    config = toy_config(max_grad_norm=1e9)
+    whole, metrics = ours(config, sampled_groups(config)[1])
+    for rank in range(2):
+        for gradient, same in torch.load(tmp_path / f"{rank}.pt").values():
+            assert_close(gradient, whole)
+            assert {k: pytest.approx(v, abs=1e-6, rel=1e-5) for k, v in metrics.items()} == same
+
+
+def test_errored_trajectories_do_not_touch_the_gradient():
+    config = toy_config(max_grad_norm=1e9)
+    _, groups = sampled_groups(config)
+    for g in groups:
+        g.trajectories[3].error = "lost"
+    without = [Group(g.index, g.task, g.healthy) for g in groups]
+    assert_close(ours(config, groups)[0], ours(config, without)[0], 1e-12)
+
+
+def test_the_ratio_is_one_and_the_mismatch_is_rounding():
+    config = toy_config(minibatches=2, lr=0.0)
+    engine, groups = sampled_groups(config)
+    learner = Learner(engine.model, engine, config)
+    metrics = learner.update(groups, METHODS["grpo"].credit(groups, [], [], config), 1)
+    assert metrics["clip_frac"] == 0 and metrics["kl"] == 0
+    assert 0 < metrics["mismatch_max"] < 1e-4 and metrics["mismatch_kl"] < 1e-8
+
+
+def test_a_second_optimizer_step_sees_ratios_against_the_sampling_weights():
+    config = toy_config(minibatches=2, lr=0.5, clip_low=0.01, clip_high=0.01, max_grad_norm=1.0)
+    engine, groups = sampled_groups(config)
+    metrics = Learner(engine.model, engine, config).update(groups, METHODS["grpo"].credit(groups, [], [], config), 1)
+    assert metrics["clip_frac"] > 0.1
+
+
+def test_importance_weights_scale_the_surrogate():
+    """Sampler log-probs lowered by log 2 double every weight; the cap halves the excess away again."""
+    config = toy_config(max_grad_norm=1e9)
+    _, groups = sampled_groups(config)
+    base, _ = ours(config, groups)
+    for t in (t for g in groups for t in g.trajectories):
+        t.logprobs = [x - math.log(2.0) for x in t.logprobs]
+    config.importance_cap = 100.0
+    assert_close(ours(config, groups)[0], 2.0 * base, 1e-4)
+    config.importance_cap = 1.5
+    assert_close(ours(config, groups)[0], 1.5 * base, 1e-4)
+
+
+def test_weights_change_only_by_finite_steps_and_kill_engine_states():
+    config = toy_config()
+    engine, groups = sampled_groups(config)
+    learner = Learner(engine.model, engine, config)
+    credit = METHODS["grpo"].credit(groups, [], [], config)
+    before = [p.clone() for p in learner.parameters]
+    engine.clear([0])
+    engine.extend([0], [[1, 2]])
+    state = engine.snapshot(0)
+
+    poisoned = METHODS["grpo"].credit(groups, [], [], config)
+    poisoned.advantage_B[0] = float("nan")
+    assert learner.update(groups, poisoned, 1)["update/applied"] == 0
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.parameters))
+    engine.restore([state], [1])
+
+    assert learner.update(groups, credit, 2)["update/applied"] == 1
+    assert not all(torch.equal(a, b) for a, b in zip(before, learner.parameters))
+    with pytest.raises(StaleState):
+        engine.restore([state], [1])
+
+
+def test_gradients_are_scaled_down_to_the_norm():
+    config = toy_config(max_grad_norm=0.01)
+    _, groups = sampled_groups(config)
+    gradient, metrics = ours(config, groups)
+    assert metrics["grad_norm"] > 0.01 and gradient.norm().item() == pytest.approx(0.01, rel=1e-3)
+
+
+def test_schedules():
+    config = toy_config(lr=1.0, steps=10, warmup_steps=2, lr_schedule="linear")
+    assert [learning_rate(config, step) for step in (1, 2, 3, 7, 10)] == pytest.approx([0.5, 1, 1, 0.5, 0.125])
+    config.lr_schedule = "cosine"
+    assert learning_rate(config, 7) == pytest.approx(0.5)
+    config.lr_schedule, config.warmup_steps = "constant", 0
+    assert {learning_rate(config, step) for step in range(1, 11)} == {1.0}
