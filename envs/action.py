@@ -13,38 +13,47 @@ Source: the action format of verl-agent (Feng et al., arXiv:2505.10978).
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
-THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL | re.IGNORECASE)
-THOUGHT_START = re.compile("<think>", re.IGNORECASE)
-THOUGHT_END = re.compile("</think>", re.IGNORECASE)
+THOUGHT = re.compile("<(/?)think>", re.IGNORECASE)
 OPENING = re.compile("<action>", re.IGNORECASE)
 CLOSING = re.compile("</action>", re.IGNORECASE)
 
 
-class NoAction(Exception):
-    """A turn without exactly one action; the message says what is wrong."""
+@dataclass(frozen=True)
+class Action:
+    """`text`: what the one action says, stripped. `problem`: what is wrong instead, else empty."""
+
+    text: str
+    problem: str = ""
+
+
+def parse_action(turn: str) -> Action:
+    """The one action of a turn. Takes any text."""
+    text = spoken(turn)
+    openings = list(OPENING.finditer(text))
+    if len(openings) > 1:
+        return Action("", "there is more than one <action>")
+    if openings:
+        closing = CLOSING.search(text, openings[0].end())
+        if not closing:
+            return Action("", "<action> is not closed by </action>")
+        text = text[openings[0].end() : closing.start()]
+    elif CLOSING.search(text):
+        return Action("", "</action> closes nothing")
+    if not text.strip():
+        return Action("", "<action> is empty" if openings else "there is no <action>")
+    return Action(text.strip())
 
 
 def spoken(turn: str) -> str:
     """A turn without its thoughts."""
-    text = THOUGHT.sub(" ", turn)
-    text = THOUGHT_END.split(text)[-1]
-    return THOUGHT_START.split(text)[0]
-
-
-def parse_action(turn: str) -> str:
-    """The action's text, stripped and not empty. Takes any text; raises NoAction."""
-    text = spoken(turn)
-    openings = list(OPENING.finditer(text))
-    if len(openings) > 1:
-        raise NoAction("there is more than one <action>")
-    if openings:
-        closing = CLOSING.search(text, openings[0].end())
-        if not closing:
-            raise NoAction("<action> is not closed by </action>")
-        text = text[openings[0].end() : closing.start()]
-    elif CLOSING.search(text):
-        raise NoAction("</action> closes nothing")
-    if not text.strip():
-        raise NoAction("the action is empty" if openings else "there is no <action>")
-    return text.strip()
+    first, *rest = THOUGHT.split(turn)
+    kept, thinking = [first], False
+    for slash, text in zip(rest[::2], rest[1::2]):
+        if slash and not thinking:
+            kept.clear()
+        thinking = not slash
+        if not thinking:
+            kept.append(text)
+    return " ".join(kept)

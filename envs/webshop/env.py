@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 
-from envs.action import NoAction, parse_action
+from envs.action import parse_action
 from envs.base import Env, Step, Task
 from envs.webshop.pages import render
 from envs.webshop.shop import Ignored, Shop, State, parse_command
@@ -46,9 +46,8 @@ class WebShopEnv(Env):
         if self.state.page == "done":
             return Step("The episode is over.", done=True, valid=False)
         try:
-            command = self._read(parse_action(action))
-            self.state = self.shop.act(self.state, self.task.data, command)
-        except (NoAction, Ignored) as error:
+            self.state = self.shop.act(self.state, self.task.data, self._read(action))
+        except Ignored as error:
             form = "Give exactly one <action>search[words]</action> or <action>click[name]</action>."
             return Step(self._observe(f"Invalid action: {error}. {form}"), valid=False)
         if self.state.page == "done":
@@ -76,9 +75,12 @@ class WebShopEnv(Env):
             return text
         return "\n".join([text.rstrip("\n"), "Available actions:", *self.available_actions()])
 
-    def _read(self, action: str) -> str:
-        """The command that an action means, in the exact form of the rules. Raises Ignored."""
-        match = COMMAND.fullmatch(action)
+    def _read(self, turn: str) -> str:
+        """The command that a turn means, in the exact form of the rules. Raises Ignored."""
+        action = parse_action(turn)
+        if action.problem:
+            raise Ignored(action.problem)
+        match = COMMAND.fullmatch(action.text)
         if not match or not match[2].strip():
             raise Ignored("it must be search[words] or click[name]")
         if ANOTHER.search(match[2]):
