@@ -10,7 +10,7 @@ A chunk of C tokens solves for all its d at once (c = running sum of g inside th
 A token with g = 0 and beta = 0 leaves the state exactly as it is, which makes ragged chunks possible.
 Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks", ICLR 2025, equations 10 and 12.
 
-Shapes: B rows, T tokens, J key heads, H value heads (a multiple of J), K key size, V value size.
+Shapes: B rows, T tokens, H value heads, J key heads (a divisor of H), K key size, V value size.
 """
 
 from __future__ import annotations
@@ -21,32 +21,29 @@ from torch import Tensor
 MAX_CHUNK = 64  # the triangular system grows with the square of this
 
 
+def unit_heads(x_JK: Tensor, heads: int) -> Tensor:
+    """fp32 unit vectors [..., H, K] from [..., J, K]; each key head serves H / J value heads in a row."""
+    x_JK = x_JK.float()
+    squares_J1 = torch.linalg.vector_norm(x_JK, dim=-1, keepdim=True).square_()
+    x_JK = x_JK * squares_J1.add_(1e-6).rsqrt_()
+    groups = heads // x_JK.shape[-2]
+    return x_JK if groups == 1 else x_JK.repeat_interleave(groups, -2)
+
+
 def delta_rule(
-    q_BTJK: Tensor, k_BTJK: Tensor, v_BTHV: Tensor, g_BTH: Tensor, beta_BTH: Tensor, state_BHKV: Tensor
+    q_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor, g_BTH: Tensor, beta_BTH: Tensor, state_BHKV: Tensor
 ) -> Tensor:
     """Advances `state_BHKV` (fp32) in place over T tokens; returns the outputs [B, T, H, V] in fp32.
 
-    Queries and keys are l2-normalised here, and queries scaled by K^-0.5, all in fp32.
+    Queries and keys are unit vectors (`unit_heads`); the queries' usual scale K^-0.5 is applied here.
     """
-    heads, size = state_BHKV.shape[1:3]
-    q_BHTK = _unit(q_BTJK, heads) * size**-0.5
-    k_BHTK = _unit(k_BTJK, heads)
-    v_BHTV = v_BTHV.transpose(1, 2).float()
-    g_BHT, beta_BHT = g_BTH.transpose(1, 2).float(), beta_BTH.transpose(1, 2).float()
-    tokens = q_BHTK.shape[2]
+    tokens, size = q_BTHK.shape[1], q_BTHK.shape[-1]
+    inputs = [x.float().transpose(1, 2) for x in (q_BTHK * size**-0.5, k_BTHK, v_BTHV, g_BTH, beta_BTH)]
     if tokens == 1:
-        return _step(q_BHTK, k_BHTK, v_BHTV, g_BHT, beta_BHT, state_BHKV).transpose(1, 2)
+        return _step(*inputs, state_BHKV).transpose(1, 2)
     chunks = -(-tokens // MAX_CHUNK)
-    size = -(-tokens // chunks)
-    parts = zip(*(x.split(size, 2) for x in (q_BHTK, k_BHTK, v_BHTV, g_BHT, beta_BHT)))
+    parts = zip(*(x.split(-(-tokens // chunks), 2) for x in inputs))
     return torch.cat([_chunk(*part, state_BHKV) for part in parts], 2).transpose(1, 2)
-
-
-def _unit(x_BTJK: Tensor, heads: int) -> Tensor:
-    """fp32 unit vectors [B, H, T, K]; each key head serves heads / J value heads in a row."""
-    x_BTJK = x_BTJK.float()
-    x_BTJK = x_BTJK * torch.rsqrt((x_BTJK * x_BTJK).sum(-1, keepdim=True) + 1e-6)
-    return x_BTJK.repeat_interleave(heads // x_BTJK.shape[2], 2).transpose(1, 2)
 
 
 def _step(q, k, v, g, beta, state) -> Tensor:

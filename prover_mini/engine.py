@@ -23,7 +23,7 @@ from prover_mini.errors import UserError
 from prover_mini.forward import Chunk, check_supported, forward, make_memory, rope_tables
 
 BATCH_TOKENS = 16384  # padded tokens in one forward of `extend`, which bounds its activations
-BUSY_SHARE = 0.5  # above it, decoding a span of slots with idle rows is cheaper than gathering the busy rows
+BUSY_SHARE = 0.75  # above it, decoding a span of slots with idle rows is cheaper than gathering the busy rows
 
 
 class StaleState(RuntimeError):
@@ -77,7 +77,7 @@ class Engine:
     Attributes: lengths, tokens consumed per slot; weight_version; tokens_forwarded, real tokens so far.
     """
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def __init__(self, model: PreTrainedModel, slots: int, max_tokens: int):
         check_supported(model)
         self.model = model
@@ -89,13 +89,15 @@ class Engine:
         self._stale: set[int] = set()
         self._memory = make_memory(model, slots, max_tokens)
         self._cos_TE, self._sin_TE = rope_tables(model, max_tokens + 1)
-        self._range = torch.arange(max(slots, max_tokens) + 1, device=self.device)
+        self._range = torch.arange(max_tokens + 1, device=self.device)
+        lanes = slots * self._memory.key_ASJTE.shape[2]  # each slot and K/V head has its own run of positions
+        self._lanes_SJ = torch.arange(lanes, device=self.device).view(slots, -1) * (max_tokens + 1)
 
     @property
     def device(self) -> torch.device:
         return self._memory.hidden_SD.device
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def clear(self, rows: list[int]) -> None:
         """Empties slots."""
         index = self._index(rows)
@@ -105,7 +107,7 @@ class Engine:
         for row in rows:
             self.lengths[row] = 0
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def extend(self, rows: list[int], chunks: list[list[int]]) -> None:
         """Consumes chunks[i] in slot rows[i]. Lengths may differ; an empty chunk changes nothing."""
         self._check(rows, list(map(len, chunks)))
@@ -118,7 +120,7 @@ class Engine:
             self._forward(batch_rows, ids_BT.to(self.device), counts if min(counts) < longest else None)
             self._advance(batch_rows, counts)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def decode(self, rows: list[int], tokens: list[int] | Tensor) -> None:
         """Consumes one token per listed row."""
         self._check(rows, [1] * len(rows))
@@ -137,7 +139,7 @@ class Engine:
             self._forward(rows, ids_B1, None)
         self._advance(rows, [1] * len(rows))
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def sample(self, rows: list[int], uniforms: np.ndarray, temperature: float) -> tuple[list[int], list[float]]:
         """Draws the next token of each row by inverting its distribution function at the row's own uniform.
 
@@ -153,21 +155,22 @@ class Engine:
         if not rows:
             return [], []
         logits_BV = self.model.lm_head(self._memory.hidden_SD[self._index(rows)]).float()
+        if temperature not in (0, 1):
+            logits_BV /= temperature
+        logits_BV -= logits_BV.amax(-1, keepdim=True)
+        cdf_BV = logits_BV.exp().cumsum(-1, dtype=torch.float64)  # not normalised
+        total_B1 = cdf_BV[:, -1:]
         if temperature:
-            logits_BV = logits_BV / temperature
-        logprobs_BV = logits_BV.log_softmax(-1)
-        if temperature:
-            cdf_BV = logprobs_BV.exp().cumsum(-1, dtype=torch.float64)
-            total_B1 = cdf_BV[:, -1:]
             targets_B1 = torch.from_numpy(uniforms).to(self.device)[:, None] * total_B1
             # rounding may lift a target to the total itself, past the last token that has a probability
             targets_B1 = torch.minimum(targets_B1, total_B1.nextafter(torch.zeros_like(total_B1)))
             tokens_B1 = torch.searchsorted(cdf_BV, targets_B1, right=True)
         else:
             tokens_B1 = logits_BV.argmax(-1, keepdim=True)
-        return tokens_B1[:, 0].tolist(), logprobs_BV.gather(1, tokens_B1)[:, 0].tolist()
+        logprobs_B1 = logits_BV.gather(1, tokens_B1) - total_B1.log()
+        return tokens_B1[:, 0].tolist(), logprobs_B1[:, 0].tolist()
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def fork(self, sources: list[int], targets: list[int]) -> None:
         """Makes slot targets[i] an independent copy of slot sources[i]."""
         self._check(sources, [0] * len(sources))
@@ -185,7 +188,7 @@ class Engine:
         for old, new in zip(sources, targets, strict=True):
             self.lengths[new] = self.lengths[old]
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def mark(self, rows: list[int]) -> list[Mark]:
         """Remembers the current moment of each row, at the cost of its states without K/V."""
         self._check(rows, [0] * len(rows))
@@ -196,7 +199,7 @@ class Engine:
             for row in rows
         ]
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def seal(self, row: int, marks: list[Mark]) -> list[State]:
         """Completes marks of what the slot holds now (its own, or its fork source's) with one copy of its K/V."""
         self._check([row], [0])
@@ -214,7 +217,7 @@ class Engine:
         """The current moment of a slot."""
         return self.seal(row, self.mark([row]))[0]
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def restore(self, states: list[State], rows: list[int]) -> None:
         """Puts states[i] into slot rows[i]; a state may be restored any number of times."""
         if any(state.weight_version != self.weight_version for state in states):
@@ -251,23 +254,18 @@ class Engine:
 
     def _forward(self, rows: list[int], ids_BT: Tensor, counts: list[int] | None) -> None:
         """Runs a chunk; `counts` None means that every token is real."""
-        T, longest = ids_BT.shape[1], self.max_tokens
+        T, index = ids_BT.shape[1], self._index(rows)
         starts = [self.lengths[row] for row in rows]
-        starts_B = torch.tensor(starts, device=self.device)
-        positions_BT = (starts_B[:, None] + self._range[:T]).clamp(max=longest)
-        heads = self._memory.key_ASJTE.shape[2]
-        index = self._index(rows)
-        rows_B = self._range[index] if isinstance(index, slice) else index
-        lanes_BJ = rows_B[:, None] * heads + self._range[:heads]
-        write_BJT = lanes_BJ[..., None] * (longest + 1) + positions_BT[:, None]
+        positions_BT = torch.tensor(starts, device=self.device)[:, None] + self._range[:T]
+        if max(starts) + T > self.max_tokens:  # only pads reach beyond
+            positions_BT.clamp_(max=self.max_tokens)
+        write_BJT = self._lanes_SJ[index, :, None] + positions_BT[:, None]
         keys, mask = 0, None
         if any(starts):
-            ends = starts if counts is None else [s + c - T for s, c in zip(starts, counts)]
-            keys = max(ends) + T
+            keys = max(map(sum, zip(starts, counts or [T] * len(rows))))
             if T > 1 or min(starts) + 1 < keys:
-                seen = self._range[:keys] <= positions_BT[:, None, :, None]
-                mask = torch.zeros(seen.shape, dtype=self._cos_TE.dtype, device=self.device)
-                mask.masked_fill_(~seen, -torch.inf)
+                mask = torch.zeros(len(rows), 1, T, keys, dtype=self._cos_TE.dtype, device=self.device)
+                mask.masked_fill_(self._range[:keys] > positions_BT[:, None, :, None], -torch.inf)
         counts_B = None if counts is None else torch.tensor(counts, device=self.device)
         cos, sin = self._cos_TE[positions_BT], self._sin_TE[positions_BT]
         forward(self.model, self._memory, Chunk(ids_BT, index, counts_B, write_BJT.flatten(), keys, mask, cos, sin))
@@ -290,7 +288,7 @@ def _batches(counts: list[int]) -> Iterator[list[int]]:
         yield batch
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def self_check(engine: Engine) -> None:
     """Compares the engine with the model's own forward on a few random ids; empties the slots it uses.
 

@@ -21,8 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Qwen2ForCausalLM, Qwen3_5ForCausalLM, Qwen3ForCausalLM
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNorm
 
-from prover_mini.delta_rule import delta_rule
+from prover_mini.delta_rule import delta_rule, unit_heads
 from prover_mini.errors import UserError
 
 SUPPORTED = (Qwen3_5ForCausalLM, Qwen3ForCausalLM, Qwen2ForCausalLM)
@@ -108,9 +109,9 @@ def forward(model: PreTrainedModel, memory: Memory, chunk: Chunk) -> None:
     x_BTD = model.model.embed_tokens(chunk.ids_BT)
     real_BT = chunk.real_BT
     attention = linear = 0
-    for layer in model.model.layers:
+    for layer, kind in zip(model.model.layers, model.config.layer_types):
         h_BTD = rms_norm(x_BTD, layer.input_layernorm)
-        if hasattr(layer, "self_attn"):
+        if kind == "full_attention":
             cache = memory.key_ASJTE[attention], memory.value_ASJTE[attention]
             x_BTD = x_BTD + self_attention(layer.self_attn, h_BTD, chunk, *cache)
             attention += 1
@@ -130,12 +131,16 @@ def forward(model: PreTrainedModel, memory: Memory, chunk: Chunk) -> None:
 
 def rms_norm(x: Tensor, norm: nn.Module) -> Tensor:
     """Root mean square norm over the last dimension, in fp32; Qwen3.5 stores its scale as a difference from one."""
-    scale = norm.weight.float()
-    if hasattr(norm, "eps"):
-        scale, eps = 1.0 + scale, norm.eps
+    if isinstance(norm, Qwen3_5RMSNorm):
+        scale, eps = 1.0 + norm.weight.float(), norm.eps
     else:
-        eps = norm.variance_epsilon
-    return F.rms_norm(x.float(), scale.shape, scale, eps).type_as(x)
+        scale, eps = norm.weight.float(), norm.variance_epsilon
+    size = scale.shape[0]
+    if x.is_cuda:
+        return F.rms_norm(x.float(), (size,), scale, eps).type_as(x)
+    x_fp32 = x.float()  # on a CPU, `F.rms_norm` is a composite that takes twice as long
+    squares = torch.linalg.vector_norm(x_fp32, dim=-1, keepdim=True).square_()
+    return (x_fp32 * squares.div_(size).add_(eps).rsqrt_()).mul_(scale).type_as(x)
 
 
 def rotate_(x_BTHE: Tensor, chunk: Chunk) -> Tensor:
@@ -163,10 +168,14 @@ def self_attention(attn: nn.Module, x_BTD: Tensor, chunk: Chunk, key_SJTE: Tenso
     value_SJTE.view(-1, size).index_copy_(0, chunk.write, v_BJTE.reshape(-1, size))
     if chunk.keys:
         k_BJTE, v_BJTE = key_SJTE[chunk.rows, :, : chunk.keys], value_SJTE[chunk.rows, :, : chunk.keys]
+    if T == 1:  # the heads that share a K/V head are like T = H / J tokens of it, which reads K and V once for all
+        q_BHTE = q_BHTE.view(B, k_BJTE.shape[1], -1, size)
     out_BHTE = F.scaled_dot_product_attention(
         q_BHTE, k_BJTE, v_BJTE, attn_mask=chunk.mask_BNT, is_causal=not chunk.keys,
         scale=attn.scaling, enable_gqa=q_BHTE.shape[1] != k_BJTE.shape[1],
     )
+    if T == 1:
+        out_BHTE = out_BHTE.reshape(B, -1, 1, size)
     out_BTD = out_BHTE.transpose(1, 2).reshape(B, T, -1)
     if gate_BTD is not None:
         out_BTD = out_BTD * gate_BTD.reshape(B, T, -1).sigmoid()
@@ -182,20 +191,18 @@ def gated_delta_net(
     window_BTC = torch.cat((conv_SWC[rows], net.in_proj_qkv(x_BTD)), 1)
     conv_SWC[rows] = window_end(window_BTC, counts_B, conv_SWC.shape[1])
     mixed_BTC = F.silu(causal_conv(window_BTC, net.conv1d.weight, T))
-    q_BTC, k_BTC, v_BTC = mixed_BTC.split((net.key_dim, net.key_dim, net.value_dim), -1)
+    qk_BTC, v_BTC = mixed_BTC.split((2 * net.key_dim, net.value_dim), -1)
+    q_BTHK, k_BTHK = unit_heads(qk_BTC.view(B, T, 2, -1, net.head_k_dim), net.num_v_heads).unbind(2)
     beta_BTH = net.in_proj_b(x_BTD).sigmoid()
     g_BTH = -net.A_log.float().exp() * F.softplus(net.in_proj_a(x_BTD).float() + net.dt_bias)
     if real_BT is not None:
         beta_BTH, g_BTH = beta_BTH * real_BT[..., None], g_BTH * real_BT[..., None]
     state_BHKV = recurrent_SHKV[rows]  # a view for a slice, else a copy to be written back
-    out_BTHV = delta_rule(
-        q_BTC.view(B, T, -1, net.head_k_dim), k_BTC.view(B, T, -1, net.head_k_dim),
-        v_BTC.view(B, T, -1, net.head_v_dim), g_BTH, beta_BTH, state_BHKV,
-    ).type_as(x_BTD)
+    out_BTHV = delta_rule(q_BTHK, k_BTHK, v_BTC.view(B, T, -1, net.head_v_dim), g_BTH, beta_BTH, state_BHKV)
     if not isinstance(rows, slice):
         recurrent_SHKV[rows] = state_BHKV
     gate_BTHV = net.in_proj_z(x_BTD).view(B, T, -1, net.head_v_dim)
-    out_BTHV = (rms_norm(out_BTHV, net.norm) * F.silu(gate_BTHV.float())).type_as(x_BTD)
+    out_BTHV = (rms_norm(out_BTHV.type_as(x_BTD), net.norm) * F.silu(gate_BTHV.float())).type_as(x_BTD)
     return net.out_proj(out_BTHV.reshape(B, T, -1))
 
 
