@@ -107,7 +107,8 @@ def _kl_to_reference(logprob, ref, KL: tl.constexpr, KL_MAX: tl.constexpr):
     else:
         growth = tl.exp(-k1)
         k3 = growth + k1 - 1
-        return tl.where(k3 > KL_MAX, KL_MAX, k3), tl.where(k3 > KL_MAX, 0.0, 1 - growth)
+        over = (k3 > KL_MAX) | (k1 == float("-inf"))  # where growth + k1 is inf - inf
+        return tl.where(over, KL_MAX, k3), tl.where(over, 0.0, 1 - growth)
 
 
 @triton.jit

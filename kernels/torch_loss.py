@@ -75,7 +75,8 @@ def _kl(logprob_T: Tensor, ref_T: Tensor, options: LossOptions) -> Tensor:
     if options.kl == "k2":
         return k1_T.square() / 2
     with torch.no_grad():
-        over_T = torch.exp(-k1_T) + k1_T - 1 > options.kl_max
+        # exp(-k1) + k1 is inf - inf where k1 is -inf
+        over_T = (torch.exp(-k1_T) + k1_T - 1 > options.kl_max) | (k1_T == -torch.inf)
     k1_T = torch.where(over_T, 0.0, k1_T)
     return torch.where(over_T, options.kl_max, torch.exp(-k1_T) + k1_T - 1)
 

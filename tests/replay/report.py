@@ -27,12 +27,15 @@ class Report:
     not_built: Counter[str] = field(default_factory=Counter)
     other_definition: Counter[str] = field(default_factory=Counter)
 
-    def case(self, name: str, values: dict[str, tuple[Any, Any]], tolerance: Tolerance = Tolerance()) -> None:
-        """One compared case: `values` holds (got, expected) per field; numbers by tolerance, the rest by equality."""
+    def case(self, name: str, values: dict[str, tuple], tolerance: Tolerance = Tolerance()) -> None:
+        """One compared case: (got, expected) per field, numbers by tolerance and the rest by equality.
+
+        A third entry, where given, is the field's own tolerance.
+        """
         self.cases += 1
-        for label, (got, expected) in values.items():
+        for label, (got, expected, *own) in values.items():
             numeric = isinstance(expected, (float, np.ndarray)) or isinstance(expected, list) and bool(expected)
-            same = tolerance.close(got, expected) if numeric else got == expected
+            same = (own[0] if own else tolerance).close(got, expected) if numeric else got == expected
             if not same:
                 self.failed.append(f"{name} {label}: got {_short(got)}, expected {_short(expected)}")
                 return

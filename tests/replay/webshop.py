@@ -43,8 +43,8 @@ def main(arguments: list[str]) -> int:
 
 def replay(directory: Path) -> list[Report]:
     """One report per file. Raises UserError where the directory is not in the layout of the recordings."""
-    catalogue, seed = open_catalogue(directory), read(directory / "meta.json")["seed"]
-    nouns = recorded_nouns(directory)
+    catalogue, meta = open_catalogue(directory), read(directory / "meta.json")
+    seed, nouns = meta["seed"], recorded_nouns(directory)
     prices, human = draw_goals(catalogue, True, seed)
     _, generated = draw_goals(catalogue, False, seed)
     goals = {"human": human, "synthetic": generated, "attrs": human}
@@ -58,18 +58,20 @@ def replay(directory: Path) -> list[Report]:
         drawn.case(asin, {"price": (repr(found.get(asin)), repr(price))})
     return [
         drawn,
-        replay_goals(directory / "goals_human.jsonl.gz", human),
-        replay_goals(directory / "goals_synthetic.jsonl.gz", generated),
+        replay_goals(directory / "goals_human.jsonl.gz", human, meta["goals"]["human"]),
+        replay_goals(directory / "goals_synthetic.jsonl.gz", generated, meta["goals"]["synthetic"]),
         replay_episodes(directory / "episodes.jsonl.gz", shops, goals),
         replay_rewards(directory / "rewards.jsonl.gz", catalogue, goals, nouns),
         replay_rankings(directory / "retrieval.jsonl.gz", catalogue),
+        replay_analysis(directory / "analysis.jsonl.gz", catalogue),
     ]
 
 
-def replay_goals(path: Path, goals: list[Goal]) -> Report:
-    report, rows = Report(path.name), read_lines(path)
-    report.case("all", {"count": (len(goals), len(rows))})
-    for goal, row in zip(goals, rows):
+def replay_goals(path: Path, goals: list[Goal], count: int) -> Report:
+    report = Report(path.name)
+    report.case("all", {"count": (len(goals), count)})
+    for row in read_lines(path):
+        goal = goals[row["index"]]
         options = row["goal_options"]
         expected = {
             "asin": row["asin"],
@@ -174,6 +176,16 @@ def replay_rankings(path: Path, catalogue: Catalogue) -> Report:
             "scores": (scores, True),
         }
         report.case(f"{row['kind']} query {row['id']}", values)
+    return report
+
+
+def replay_analysis(path: Path, catalogue: Catalogue) -> Report:
+    """Index terms: of texts, and of the products as the search engine reads them."""
+    report = Report(path.name)
+    for row in read_lines(path):
+        name = row.get("asin") or row["text"]
+        text = catalogue.product(catalogue.rows[row["asin"]]).search_text if row["kind"] == "doc" else row["text"]
+        report.case(f"{row['kind']} {name}", {"tokens": (tuple(english(text)), tuple(row["tokens"]))})
     return report
 
 
