@@ -34,6 +34,7 @@ DEFAULT_PRICE = 100.0
 NO_ATTRIBUTES = ("DUMMY_ATTR",)
 NO_NUMBER = re.compile(r"[^\d.]")
 SPACE = re.compile(r"\s*")
+ENDS = ",] \t\r\n"
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,8 @@ def _values(text: io.TextIOBase) -> Iterator[Any]:
             if buffer[start] == "]" and separator == "[":
                 return
             value, end = decode(buffer, start)
-            buffer[end]  # a number that ends with the buffer may go on
+            if buffer[end] not in ENDS:
+                raise IndexError("a number that the buffer cuts")
         except (IndexError, json.JSONDecodeError) as error:
             more = text.read(chunk)
             if not more or len(buffer) > MAX_PENDING:

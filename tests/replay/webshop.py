@@ -32,19 +32,21 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.replay webshop", description=__doc__.splitlines()[0])
     parser.add_argument("directory", type=Path)
     directory = parser.parse_args(arguments).directory
-    reports = replay(directory)
+    catalogue = open_catalogue(directory)
+    reports = replay(directory, catalogue)
     for report in reports:
         report.show()
     failures = sum(len(report.failed) for report in reports)
     print(f"{sum(report.cases for report in reports)} records, {failures} mismatches")
-    print("default nouns:", ", ".join(agreement(directory)))
+    counts, rows = agreement(directory, catalogue)
+    print("default nouns agree:", ", ".join(f"{name} {count} of {rows}" for name, count in counts.items()))
     return 1 if failures else 0
 
 
-def replay(directory: Path) -> list[Report]:
+def replay(directory: Path, catalogue: Catalogue) -> list[Report]:
     """One report per file. Raises UserError where the directory is not in the layout of the recordings."""
-    catalogue, meta = open_catalogue(directory), read(directory / "meta.json")
-    seed, nouns = meta["seed"], recorded_nouns(directory)
+    meta, nouns = read(directory / "meta.json"), recorded_nouns(directory)
+    seed = meta["seed"]
     prices, human = draw_goals(catalogue, True, seed)
     _, generated = draw_goals(catalogue, False, seed)
     goals = {"human": human, "synthetic": generated, "attrs": human}
@@ -189,9 +191,9 @@ def replay_analysis(path: Path, catalogue: Catalogue) -> Report:
     return report
 
 
-def agreement(directory: Path) -> list[str]:
-    """How often the default tagger gives the same r_type and title score as the recorded nouns."""
-    catalogue, seed = open_catalogue(directory), read(directory / "meta.json")["seed"]
+def agreement(directory: Path, catalogue: Catalogue) -> tuple[Counter[str], int]:
+    """How often the default tagger gives the r_type and the title score of the recorded nouns, of how many."""
+    seed = read(directory / "meta.json")["seed"]
     goals = {name: draw_goals(catalogue, name == "human", seed)[1] for name in ("human", "synthetic")}
     same, rows = Counter(), read_lines(directory / "rewards.jsonl.gz")
     for row in rows:
@@ -199,7 +201,7 @@ def agreement(directory: Path) -> list[str]:
         score = name_score(goal.name, catalogue.product(catalogue.rows[row["asin"]]).title, content_words)
         same["r_type"] += type_reward(info["query_match"] or info["category_match"], score) == info["r_type"]
         same["title score"] += score == info["title_score"]
-    return [f"{name} {count} of {len(rows)}" for name, count in same.items()]
+    return same, len(rows)
 
 
 def recorded_nouns(directory: Path) -> Any:
