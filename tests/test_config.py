@@ -1,0 +1,72 @@
+"""The command line is the dataclass; bad values are one clear line."""
+
+import dataclasses
+import json
+
+import pytest
+
+from prover_mini.config import PRESETS, Config, dashed, load, parse, save
+from prover_mini.errors import UserError
+
+PUBLIC = """env model credit judge steps groups_per_step group_size continuations credit_weight max_segment_turns
+max_successes max_turns temperature lr clip_low clip_high kl_coef aggregation advantage_std budget_matched seed device
+dtype run_dir resume eval_every save_every data corpus retriever_url""".split()
+
+
+def test_public_fields_are_there_with_a_sentence_each():
+    fields = {f.name: f for f in dataclasses.fields(Config)}
+    assert set(PUBLIC) <= set(fields)
+    assert all(f.metadata["help"].endswith(".") for f in fields.values())
+
+
+def test_hyphens_underscores_and_flags():
+    config, given = parse(["--group-size", "4", "--max_turns", "7", "--advantage-std", "--lr", "1e-3", "--resume", "false"])
+    assert (config.group_size, config.max_turns, config.advantage_std, config.lr, config.resume) == (4, 7, True, 1e-3, False)
+    assert set(given) == {"group_size", "max_turns", "advantage_std", "lr", "resume"}
+
+
+def test_presets_yield_to_the_command_line():
+    preset = PRESETS["searchqa", True]
+    config, _ = parse([])
+    assert all(getattr(config, name) == value for name, value in preset.items())
+    assert parse(["--steps", "3"])[0].steps == 3
+    assert parse(["--model", "some/model"])[0].max_turns == 30
+
+
+def test_help_names_every_field(capsys):
+    with pytest.raises(SystemExit) as exit:
+        parse(["--help"])
+    assert exit.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(f"--{dashed(f.name)}" in shown for f in dataclasses.fields(Config))
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--group-size", "1"], "--group-size 1: must be at least 2"),
+        (["--continuations", "0"], "--continuations 0: must be at least 1"),
+        (["--credit", "magic"], "--credit 'magic': choose one of grpo, prover, judge_reward"),
+        (["--temperature", "0"], "--temperature 0.0"),
+        (["--budget-matched"], "--budget-matched"),
+        (["--stpes", "3"], "unrecognized arguments: --stpes 3"),
+        (["--steps", "many"], "steps"),
+        (["--resume", "perhaps"], "resume"),
+        (["--group", "4"], "unrecognized"),
+    ],
+)
+def test_bad_fields_are_named(arguments, message):
+    with pytest.raises(UserError, match=".") as error:
+        parse(arguments)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_round_trip_and_foreign_files(tmp_path):
+    config, _ = parse(["--seed", "5"])
+    save(config, tmp_path / "config.json")
+    assert load(tmp_path / "config.json") == config
+    (tmp_path / "other.json").write_text(json.dumps({"colour": "blue"}))
+    (tmp_path / "cut.json").write_text('{"env": "sea')
+    for name in ("other.json", "cut.json", "missing.json"):
+        with pytest.raises(UserError, match=name):
+            load(tmp_path / name)

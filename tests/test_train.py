@@ -1,0 +1,261 @@
+"""Whole runs of the command on the embedded policy: files, determinism, resume after SIGKILL, ranks, bad input."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import train
+from prover_mini import distributed
+from prover_mini.model import TINY
+from tests.toys import toy_model, toy_tokenizer
+
+ROOT = Path(__file__).parent.parent
+SMALL = (
+    "--steps 4 --groups-per-step 4 --group-size 4 --continuations 4 --eval-tasks 24 --eval-every 4 --save-every 2 --slots 32"
+).split()
+METRICS = """step reward/mean success_rate frac_zero_std loss/policy grad_norm clip_frac kl entropy mismatch_kl turns/mean
+tokens/rollout tokens/continuation tokens/train env/error_rate env/invalid_action_rate judge/calls judge/failures
+judge/prompt_tokens judge/reply_tokens prover/eligible prover/proposed prover/verified prover/accepted prover/delta_mean
+prover/bonus_tokens prover/prefix_tokens_reused prover/prefix_tokens_computed time/rollout time/judge time/verify
+time/train time/eval time/total eval/success_rate eval/n eval/ci95""".split()
+
+
+def run(*arguments: str) -> int:
+    sys.argv = ["train.py", *map(str, arguments)]
+    return train.main()
+
+
+def start(*arguments: str, ranks: int = 0) -> subprocess.Popen:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks else []
+    command = [sys.executable, *launcher, "train.py", *map(str, arguments)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def metrics(path: Path, times: bool = False) -> list[dict]:
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if times or not k.startswith("time/")} for row in rows]
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    step = (path / "latest").read_text().strip()
+    return load_file(path / "checkpoints" / step / "model" / "model.safetensors")
+
+
+def tree(path: Path) -> dict[str, str]:
+    return {str(f.relative_to(path)): hashlib.sha256(f.read_bytes()).hexdigest() for f in path.rglob("*") if f.is_file()}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """An uninterrupted run of four steps."""
+    path = tmp_path_factory.mktemp("whole") / "run"
+    assert run(*SMALL, "--run-dir", path) == 0
+    return path
+
+
+def test_the_run_directory_is_complete(whole):
+    assert {"config.json", "command.txt", "git.txt", "metrics.jsonl", "latest"} <= {f.name for f in whole.iterdir()}
+    rows = metrics(whole, times=True)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert all(set(METRICS) <= set(row) for row in rows)
+    assert [row["eval/n"] for row in rows] == [None, None, None, 24]
+    assert sorted(f.name for f in (whole / "eval").iterdir()) == ["step_000000.json", "step_000004.json"]
+    assert sorted(f.name for f in (whole / "checkpoints").iterdir()) == ["step_000002", "step_000004"]
+    assert all(row["mismatch_max"] < 1e-3 and row["clip_frac"] == 0 for row in rows)
+
+
+def test_trajectory_records_say_where_credit_went(whole):
+    total = 0
+    for row in metrics(whole):
+        lines = (whole / "rollouts" / f"step_{row['step']:06d}.jsonl").read_text().splitlines()
+        records = [json.loads(line) for line in lines]
+        assert [(r["group"], r["sample"]) for r in records] == [(g, s) for g in range(4) for s in range(4)]
+        assert row["success_rate"] == sum(r["success"] for r in records) / 16
+        assert row["tokens/rollout"] == sum(t["token_span"][1] - t["token_span"][0] for r in records for t in r["turns"])
+        segments = [r["segment"] for r in records if r["segment"]]
+        assert len(segments) == row["prover/proposed"]
+        assert sum(s["accepted"] for s in segments) == row["prover/accepted"]
+        for r in records:
+            group = [o["reward"] for o in records if o["group"] == r["group"]]
+            assert r["advantage"] == pytest.approx(r["reward"] - sum(group) / 4)
+            if s := r["segment"]:
+                total += 1
+                assert r["success"] and 0 <= s["first_turn"] <= s["last_turn"] < len(r["turns"]) - 1
+                assert len(s["pre"]) == len(s["post"]) == 4
+                assert s["delta"] == sum(s["post"]) / 4 - sum(s["pre"]) / 4 and s["accepted"] == (s["delta"] > 0)
+    assert total > 0
+
+
+def test_evaluations_play_the_same_panel_once(whole):
+    before, after = (json.loads((whole / "eval" / f"step_{s:06d}.json").read_text()) for s in (0, 4))
+    assert before["panel"] == after["panel"] and len(before["tasks"]) == before["n"] == 24
+    assert list(before["tasks"]) == list(after["tasks"])
+    assert before["success_rate"] == sum(before["tasks"].values()) / 24
+    low, high = before["ci95"]
+    assert low < before["success_rate"] < high
+
+
+def test_one_seed_one_run(whole, tmp_path):
+    assert run(*SMALL, "--run-dir", tmp_path / "again") == 0
+    assert metrics(tmp_path / "again") == metrics(whole)
+    other = tmp_path / "other"
+    assert run(*SMALL, "--seed", "1", "--steps", "1", "--run-dir", other) == 0
+    assert metrics(other)[0]["tokens/rollout"] != metrics(whole)[0]["tokens/rollout"]
+
+
+def test_two_steps_kill_resume_two_steps_equal_four(whole, tmp_path):
+    path = tmp_path / "run"
+    process = start(*SMALL, "--run-dir", path)
+    deadline = time.monotonic() + 300
+    while not (path / "latest").exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL and (path / "latest").read_text().strip() == "step_000002"
+    with open(path / "metrics.jsonl", "a") as file:
+        file.write('{"step": 3, "reward/me')  # what a crash in the middle of a line leaves
+    assert run("--run-dir", path, "--resume") == 0
+    assert metrics(path) == metrics(whole)
+    ours, theirs = weights(path), weights(whole)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    for name in ("rollouts/step_000003.jsonl", "rollouts/step_000004.jsonl", "eval/step_000004.json"):
+        assert (path / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_two_ranks_agree_with_one(whole, tmp_path):
+    process = start(*SMALL, "--steps", "2", "--run-dir", tmp_path / "run", ranks=2)
+    output = process.communicate(timeout=400)[0]
+    assert process.returncode == 0, output
+    alone, together = metrics(whole)[0], metrics(tmp_path / "run")[0]
+    for name in ("success_rate", "tokens/rollout", "tokens/continuation", "prover/accepted", "tokens/train"):
+        assert together[name] == alone[name]
+    for name in ("loss/policy", "grad_norm", "entropy"):
+        assert together[name] == pytest.approx(alone[name], rel=1e-4, abs=1e-6)
+    first = (tmp_path / "run" / "rollouts" / "step_000001.jsonl").read_text()
+    assert first == (whole / "rollouts" / "step_000001.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ["--credit", "grpo"],
+        ["--credit", "grpo", "--budget-matched"],
+        ["--judge", "random"],
+        ["--credit", "judge_reward"],
+        ["--kl-coef", "0.01", "--importance-cap", "2", "--minibatches", "2", "--loss-level", "sequence"],
+    ],
+    ids=["grpo", "budget matched", "random", "judge reward", "all switches"],
+)
+def test_controls_and_switches_run(fields, tmp_path):
+    path = tmp_path / "run"
+    assert run(*SMALL, "--steps", "1", "--groups-per-step", "8", *fields, "--run-dir", path) == 0
+    (row,) = metrics(path)
+    if "--budget-matched" in fields:
+        assert row["tokens/extra_rollout"] > 0 == row["prover/verified"] == row["tokens/continuation"]
+        assert len((path / "rollouts" / "step_000001.jsonl").read_text().splitlines()) > 32
+    elif "grpo" in fields:
+        assert row["judge/calls"] == row["tokens/continuation"] == 0
+    elif "judge_reward" in fields:
+        assert row["prover/proposed"] > 0 == row["prover/verified"]
+    else:
+        assert row["prover/verified"] > 0
+
+
+def test_a_budget_can_be_taken_from_another_run(whole, tmp_path):
+    path = tmp_path / "run"
+    arguments = [*SMALL, "--steps", "1", "--credit", "grpo", "--budget-matched", "--budget-run", whole]
+    assert run(*arguments, "--run-dir", path) == 0
+    (row,) = metrics(path)
+    budget = metrics(whole)[0]["tokens/continuation"]
+    assert abs(row["tokens/extra_rollout"] - budget) < 40  # whole trajectories of about 20 tokens
+    assert run(*arguments, "--steps", "9", "--run-dir", tmp_path / "longer") == 2
+
+
+def damaged_checkpoint(tmp_path, whole) -> list:
+    import shutil
+
+    path = tmp_path / "run"
+    shutil.copytree(whole, path)
+    file = path / "checkpoints" / "step_000004" / "optimizer.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    return ["--run-dir", path, "--resume", "--steps", "8"]
+
+
+def model_without_weights(tmp_path, whole) -> list:
+    toy_model().config.save_pretrained(tmp_path / "model")
+    toy_tokenizer().save_pretrained(tmp_path / "model")
+    return ["--model", tmp_path / "model"]
+
+
+def text_file(tmp_path, name: str, text: str) -> Path:
+    (tmp_path / name).write_text(text)
+    return tmp_path / name
+
+
+GOOD = '{"question": "who?", "answer": ["me"]}\n'
+PASSAGE = '{"id": "1", "contents": "\\"Me\\"\\nIt is me."}\n'
+BAD = {
+    "unknown environment": lambda tmp, whole: ["--env", "chess"],
+    "missing data": lambda tmp, whole: ["--data", tmp / "none.jsonl", "--corpus", text_file(tmp, "c.jsonl", PASSAGE)],
+    "malformed line": lambda tmp, whole: [
+        "--data", text_file(tmp, "q.jsonl", GOOD + '{"question": \n'), "--corpus", text_file(tmp, "c.jsonl", PASSAGE)
+    ],
+    "empty corpus": lambda tmp, whole: ["--data", text_file(tmp, "q.jsonl", GOOD), "--corpus", text_file(tmp, "c.jsonl", "")],
+    "unreachable retriever": lambda tmp, whole: ["--retriever-url", "http://127.0.0.1:9/retrieve"],
+    "model without weights": model_without_weights,
+    "missing model": lambda tmp, whole: ["--model", "./nowhere"],
+    "directory of another run": lambda tmp, whole: ["--run-dir", whole],
+    "damaged checkpoint": damaged_checkpoint,
+    "group of one": lambda tmp, whole: ["--group-size", "1"],
+    "no continuation": lambda tmp, whole: ["--continuations", "0"],
+    "finished run": lambda tmp, whole: ["--run-dir", whole, "--resume"],
+    "changed field": lambda tmp, whole: ["--run-dir", whole, "--resume", "--steps", "8", "--lr", "0.5"],
+    "nothing to resume": lambda tmp, whole: ["--run-dir", tmp / "none", "--resume"],
+}  # fmt: skip
+NAMED = {
+    "unknown environment": "chess", "missing data": "none.jsonl", "malformed line": "q.jsonl", "empty corpus": "c.jsonl",
+    "unreachable retriever": "127.0.0.1:9", "model without weights": "weights", "missing model": "nowhere",
+    "directory of another run": "already holds", "damaged checkpoint": "optimizer.safetensors", "group of one": "--group-size",
+    "no continuation": "--continuations", "finished run": "finished", "changed field": "--lr", "nothing to resume": "none",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_clear_line_and_code_2(case, whole, tmp_path, capsys, monkeypatch):
+    arguments = BAD[case](tmp_path, whole)
+    before = tree(whole)
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    assert run(*arguments) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.startswith("train.py: ") and "\n" not in error and NAMED[case] in error
+    assert tree(whole) == before
+    assert not (tmp_path / "runs").exists()
+
+
+def test_steps_without_a_finite_loss_end_the_run(tmp_path, capsys, monkeypatch):
+    from prover_mini.update import Learner
+
+    original = Learner._loss
+    monkeypatch.setattr(Learner, "_loss", lambda *a: (original(*a)[0] * float("nan"), original(*a)[1]))
+    assert run(*SMALL, "--max-bad-steps", "2", "--run-dir", tmp_path / "run") == 2
+    assert "2 steps in a row" in capsys.readouterr().err
+    kept = json.loads((tmp_path / "run" / "skipped" / "step_000001.json").read_text())
+    assert len(kept) == 16 and {"ids", "turn_ids", "logprobs", "advantage", "credit"} <= set(kept[0])
+    saved = weights(tmp_path / "run") if (tmp_path / "run" / "latest").exists() else load_file(TINY / "model.safetensors")
+    start = load_file(TINY / "model.safetensors")
+    assert all(torch.equal(saved[name].float(), start[name].float()) for name in start)
+
+
+def test_ranks_of_one_process():
+    assert (distributed.rank(), distributed.world(), distributed.gather(3), distributed.broadcast(4)) == (0, 1, [3], 4)
+    assert os.environ.get("WORLD_SIZE") is None
