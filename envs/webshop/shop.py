@@ -82,9 +82,10 @@ class Shop:
         name, argument = parse_command(action)
         if name == "search":
             return self._search(state, tuple(argument.split(" ")))
-        if argument == START or argument not in self.clickables(state):
+        names = self.clickables(state)
+        if argument == START or argument not in names:
             raise Ignored(f"there is nothing called {argument[:80]!r} to click on this page")
-        return self._click(state, goal, argument)
+        return self._click(state, goal, argument, names[argument])
 
     def clickables(self, state: State) -> dict[str, Callable[[], State] | None]:
         """What can be clicked by its lower-cased text, in page order: for options and products the state after the
@@ -136,7 +137,7 @@ class Shop:
             raise Ignored(str(error)) from None
         return State("search_results", words, hits, visited=state.visited)
 
-    def _click(self, state: State, goal: Goal, name: str) -> State:
+    def _click(self, state: State, goal: Goal, name: str, follow: Callable[[], State] | None) -> State:
         """The name decides before the meaning: an option called "features" acts as the button."""
         if name == BUY and state.row >= 0:
             return state._replace(page="done", reward=self._buy(state, goal))
@@ -148,7 +149,6 @@ class Shop:
                 return moved
         if name in SUB_PAGES and state.row >= 0:
             return state._replace(page="item_sub_page", sub_page=name)
-        follow = self.clickables(state)[name]
         if follow is None:
             raise Ignored(f"{name!r} leads nowhere")
         return follow()
