@@ -11,6 +11,7 @@ Every state belongs to one version of the weights and cannot be used after `weig
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -22,7 +23,7 @@ from transformers import PreTrainedModel
 from prover_mini.errors import UserError
 from prover_mini.forward import Chunk, check_supported, forward, make_memory, rope_tables
 
-BATCH_TOKENS = 16384  # padded tokens in one forward of `extend`, which bounds its activations
+BATCH_TOKENS = 8192  # padded tokens in one forward of `extend`, which bounds its activations
 BUSY_SHARE = 0.75  # above it, decoding a span of slots with idle rows is cheaper than gathering the busy rows
 
 
@@ -72,7 +73,8 @@ class Engine:
 
     Build it while the model's weights have the dtype and device that rollouts use. Rows are slot numbers, distinct
     within a call (except the sources of `fork`). Errors: `UserError` for a model that is not supported, `ValueError`
-    for a chunk that does not fit or an empty slot to sample from, `StaleState` for weights changed in between.
+    for a chunk that does not fit or an empty slot to sample from, `StaleState` for weights changed in between,
+    `FloatingPointError` for logits that are not finite.
 
     Attributes: lengths, tokens consumed per slot; weight_version; tokens_forwarded, real tokens so far.
     """
@@ -128,13 +130,13 @@ class Engine:
             return
         ids_B1 = torch.as_tensor(tokens, device=self.device)[:, None]
         first, span = min(rows), max(rows) - min(rows) + 1
-        if len(rows) < span and len(rows) >= BUSY_SHARE * span:
-            busy = torch.tensor(rows, device=self.device) - first
+        if len(rows) >= BUSY_SHARE * span:
             counts = [0] * span
             for row in rows:
                 counts[row - first] = 1
-            ids_B1 = ids_B1.new_zeros(span, 1).index_copy_(0, busy, ids_B1)
-            self._forward(list(range(first, first + span)), ids_B1, counts)
+            places = torch.tensor(rows, device=self.device) - first
+            ids_B1 = ids_B1.new_zeros(span, 1).index_copy_(0, places, ids_B1)
+            self._forward(list(range(first, first + span)), ids_B1, counts if len(rows) < span else None)
         else:
             self._forward(rows, ids_B1, None)
         self._advance(rows, [1] * len(rows))
@@ -164,18 +166,21 @@ class Engine:
             targets_B1 = torch.from_numpy(uniforms).to(self.device)[:, None] * total_B1
             # rounding may lift a target to the total itself, past the last token that has a probability
             targets_B1 = torch.minimum(targets_B1, total_B1.nextafter(torch.zeros_like(total_B1)))
-            tokens_B1 = torch.searchsorted(cdf_BV, targets_B1, right=True)
+            tokens_B1 = torch.searchsorted(cdf_BV, targets_B1, right=True).clamp_(max=logits_BV.shape[1] - 1)
         else:
             tokens_B1 = logits_BV.argmax(-1, keepdim=True)
-        logprobs_B1 = logits_BV.gather(1, tokens_B1) - total_B1.log()
-        return tokens_B1[:, 0].tolist(), logprobs_B1[:, 0].tolist()
+        logprobs = (logits_BV.gather(1, tokens_B1) - total_B1.log())[:, 0].tolist()
+        if not math.isfinite(sum(logprobs)):
+            bad = next(row for row, logprob in zip(rows, logprobs) if not math.isfinite(logprob))
+            raise FloatingPointError(f"slot {bad}: the model's logits are not finite")
+        return tokens_B1[:, 0].tolist(), logprobs
 
     @torch.inference_mode()
     def fork(self, sources: list[int], targets: list[int]) -> None:
         """Makes slot targets[i] an independent copy of slot sources[i]."""
         self._check(sources, [0] * len(sources))
-        if set(sources) & set(targets):
-            raise ValueError("a slot cannot be source and target of one fork")
+        if set(sources) & set(targets) or len(set(targets)) < len(targets):
+            raise ValueError("the targets of a fork must be distinct, and none of them a source")
         source, target, memory = self._index(sources), self._index(targets), self._memory
         longest = max((self.lengths[row] for row in sources), default=0)
         for buffer_ASJTE in (memory.key_ASJTE, memory.value_ASJTE):
@@ -288,7 +293,7 @@ def _batches(counts: list[int]) -> Iterator[list[int]]:
         yield batch
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def self_check(engine: Engine) -> None:
     """Compares the engine with the model's own forward on a few random ids; empties the slots it uses.
 
