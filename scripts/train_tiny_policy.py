@@ -109,8 +109,8 @@ def imitate(model, data: list[Demonstration], steps: int, batch: int, lr: float,
         tokens += sum(len(d.ids) for d in episodes)
         if step % 50 == 0 or step == steps:
             seconds = time.process_time() - start
-            print(f"step {step}/{steps}  loss {np.mean(losses[-50:]):.3f}  {tokens / 1e6:.2f} M tokens  {seconds:.0f} CPU-s",
-                  flush=True)
+            progress = f"{tokens / 1e6:.2f} M tokens  {seconds:.0f} CPU-s"
+            print(f"step {step}/{steps}  loss {np.mean(losses[-50:]):.3f}  {progress}", flush=True)
             report(step)
 
 

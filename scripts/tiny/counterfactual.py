@@ -14,15 +14,18 @@ DEALT = ("capital", "currency", "continent", "internet domain", "calling code", 
 
 
 def counterfactual(seed: int) -> World:
-    """A world in which every passage but those about nothing is false."""
+    """A world of the real names in which no passage is true; the same seed makes the same world."""
     rng = random.Random(seed)
     truth = real_world().tables
     tables = {relation: dealt(truth[relation], rng) for relation in DEALT}
     seats = {capital: country for country, capital in tables["capital"].items()}
     tables["country"] = dealt({c: o for c, o in truth["country"].items() if c not in seats}, rng) | seats
     new_name = renamed_borders(rng)
-    around = {new_name[c]: [new_name[n] for n in names[:MAX_BORDERS]] for c, names in facts()["borders"].items() if names}
-    tables["borders"] = {country: listed(names) for country, names in around.items()}
+    tables["borders"] = {
+        new_name[country]: listed([new_name[name] for name in around[:MAX_BORDERS]])
+        for country, around in facts()["borders"].items()
+        if around
+    }
     tables["only border"] = {new_name[c]: new_name[n] for c, n in truth["only border"].items()}
     return World(tables)
 
