@@ -38,14 +38,16 @@ def main() -> None:
                 env.reset(task)
     parse = median([seconds(lambda: open_game(path)) for path in paths])
     step, fork = sum(steps) / len(steps), sum(forks) / len(forks)
-    print(f"{len(paths)} games, {len(steps)} steps")
-    print(f"step                {step * 1e6:8.1f} us   {REFERENCE_STEP / step:8.0f} times the original's steps per second")
-    print(f"  median            {median(steps) * 1e6:8.1f} us   {REFERENCE_STEP / median(steps):8.0f}")
-    print(f"snapshot + restore  {fork * 1e6:8.1f} us   median {median(forks) * 1e6:.1f} us; the original has none")
-    print(f"reading a game file {parse * 1e3:8.1f} ms   {REFERENCE_RESET / parse:8.0f} times as fast as its reset")
+    print(f"{len(paths)} games, {len(steps)} steps, CPU time")
+    print(f"{'step':20}{step * 1e6:8.1f} us  {REFERENCE_STEP / step:8.0f} times the original's steps per second")
+    print(f"{'  its median':20}{median(steps) * 1e6:8.1f} us  {REFERENCE_STEP / median(steps):8.0f} times")
+    print(f"{'snapshot + restore':20}{fork * 1e6:8.1f} us  the original has none")
+    print(f"{'  its median':20}{median(forks) * 1e6:8.1f} us")
+    print(f"{'reading a game file':20}{parse * 1e3:8.1f} ms  {REFERENCE_RESET / parse:8.0f} times as fast as its reset")
 
 
 def seconds(work: Callable[[], object]) -> float:
+    """CPU time, so that other work on the machine counts little."""
     start = time.process_time()
     work()
     return time.process_time() - start

@@ -8,7 +8,8 @@ from typing import Any
 from envs.base import Suite
 from prover_mini.errors import UserError
 
-SUITES = ("searchqa", "alfworld", "webshop")  # each a package here with `load(config) -> Suite`, imported only when it is played
+# each a package here with `load(config) -> Suite`, imported only when it is played
+SUITES = ("searchqa", "alfworld", "webshop")
 
 
 def load_suite(name: str, config: Any) -> Suite:

@@ -1,4 +1,4 @@
-"""ALFWorld: recorded games of the original engine, its odd rules one by one, goals against brute force, files."""
+"""ALFWorld: recorded games of the original engine, its odd rules one by one, goals against brute force, turns of a policy."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ import json
 import random
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs import load_suite
 from envs.alfworld.env import AlfworldEnv
 from envs.alfworld.game import Game
 from envs.alfworld.games import open_game
@@ -22,28 +20,32 @@ from envs.alfworld.goal import compile_goal
 from envs.alfworld.pddl import parse_problem
 from envs.alfworld.world import World
 from envs.base import Task
-from prover_mini.errors import UserError
 from tests.replay import alfworld as recordings
 
 DATA = Path(__file__).parent / "data" / "alfworld"
 GAMES = sorted(DATA.rglob("game.tw-pddl"))
 
 OBJECTS = """
-    agent1 - agent  table_bar_1 shelf_bar_1 shelf_bar_2 sink_bar_1_bar_sinkbasin fridge_bar_1 - receptacle
+    agent1 - agent
+    table_bar_1 shelf_bar_1 shelf_bar_2 sink_bar_1_bar_sinkbasin fridge_bar_1 microwave_bar_1 - receptacle
     apple_bar_1 apple_bar_2 plate_bar_1 knife_bar_1 lamp_bar_1 - object  loc1 loc2 loc3 hall - location
-    TableType ShelfType SinkBasinType FridgeType - rtype  AppleType PlateType KnifeType LampType - otype
+    TableType ShelfType SinkBasinType FridgeType MicrowaveType - rtype  AppleType PlateType KnifeType LampType - otype
 """
 FACTS = """
-    (receptacleType table_bar_1 TableType) (receptacleType shelf_bar_1 ShelfType) (receptacleType shelf_bar_2 ShelfType)
-    (receptacleType sink_bar_1_bar_sinkbasin SinkBasinType) (receptacleType fridge_bar_1 FridgeType) (openable fridge_bar_1)
+    (receptacleType table_bar_1 TableType) (receptacleType shelf_bar_1 ShelfType)
+    (receptacleType shelf_bar_2 ShelfType) (receptacleType sink_bar_1_bar_sinkbasin SinkBasinType)
+    (receptacleType fridge_bar_1 FridgeType) (receptacleType microwave_bar_1 MicrowaveType)
+    (openable fridge_bar_1) (openable microwave_bar_1)
     (objectType apple_bar_1 AppleType) (objectType apple_bar_2 AppleType) (objectType plate_bar_1 PlateType)
     (objectType knife_bar_1 KnifeType) (objectType lamp_bar_1 LampType)
     (receptacleAtLocation table_bar_1 loc1) (receptacleAtLocation shelf_bar_1 loc1)
-    (receptacleAtLocation sink_bar_1_bar_sinkbasin loc2) (receptacleAtLocation fridge_bar_1 loc3)
+    (receptacleAtLocation sink_bar_1_bar_sinkbasin loc2) (receptacleAtLocation microwave_bar_1 loc2)
+    (receptacleAtLocation fridge_bar_1 loc3)
     (canContain TableType AppleType) (canContain ShelfType AppleType) (canContain TableType PlateType)
     (canContain FridgeType AppleType) (canContain TableType KnifeType)
     (pickupable apple_bar_1) (pickupable apple_bar_2) (pickupable plate_bar_1) (pickupable knife_bar_1)
-    (cleanable apple_bar_1) (coolable apple_bar_1) (sliceable apple_bar_1) (toggleable lamp_bar_1)
+    (cleanable apple_bar_1) (coolable apple_bar_1) (heatable apple_bar_1) (sliceable apple_bar_1)
+    (toggleable lamp_bar_1)
     (isReceptacleObject plate_bar_1) (inReceptacle plate_bar_1 table_bar_1) (objectAtLocation plate_bar_1 loc1)
     (inReceptacle apple_bar_1 table_bar_1) (objectAtLocation apple_bar_1 loc1)
     (inReceptacle knife_bar_1 table_bar_1) (objectAtLocation knife_bar_1 loc1)
@@ -132,8 +134,8 @@ def test_starting_at_a_receptacle_faces_it():
 def test_a_thing_in_two_receptacles_stays_at_the_other_place():
     more = "(atLocation agent1 loc1) (inReceptacle apple_bar_1 fridge_bar_1) (objectAtLocation apple_bar_1 loc3)"
     running = game(more)
-    play(running, "go to fridge 1", "open fridge 1", "take apple 2 from fridge 1", "go to table 1")
-    play(running, "move apple 2 to table 1", "take knife 1 from table 1")
+    play(running, "go to fridge 1", "open fridge 1", "take apple 2 from fridge 1", "move apple 2 to fridge 1")
+    play(running, "go to table 1", "take knife 1 from table 1")
     assert "slice apple 2 with knife 1" in running.commands()
     play(running, "move knife 1 to table 1", "take apple 2 from table 1", "go to fridge 1", "move apple 2 to fridge 1")
     play(running, "go to table 1", "take knife 1 from table 1")
@@ -162,7 +164,19 @@ def test_doors_matter_for_taking_and_putting_only():
     play(running, "take apple 2 from table 1", "go to fridge 1", "cool apple 2 with fridge 1", "use lamp 1")
     assert "move apple 2 to fridge 1" not in running.commands() and "take apple 1" not in str(running.commands())
     assert play(running, "examine apple 2") == "This is a cold apple 2."
-    assert play(running, "open fridge 1") == "You open the fridge 1. The fridge 1 is open. In it, you see a apple 1, and a lamp 1."
+    opened = play(running, "open fridge 1")
+    assert opened == "You open the fridge 1. The fridge 1 is open. In it, you see a apple 1, and a lamp 1."
+
+
+def test_heat_and_cold_end_each_other():
+    running = game("(atLocation agent1 loc1)")
+    play(running, "take apple 2 from table 1", "go to fridge 1", "cool apple 2 with fridge 1")
+    play(running, "go to sinkbasin 1", "heat apple 2 with microwave 1")
+    assert play(running, "examine apple 2") == "This is a hot apple 2." and not running.state.cool
+    play(running, "clean apple 2 with sinkbasin 1")
+    assert play(running, "examine apple 2") == "This is a hot and clean apple 2."
+    play(running, "go to fridge 1", "cool apple 2 with fridge 1")
+    assert play(running, "examine apple 2") == "This is a cool and clean apple 2."
 
 
 # goals
@@ -192,9 +206,9 @@ def holds(formula, problem, state, bound):
 
 
 ATOMS = st.sampled_from(
-    ["(objectType ?o AppleType)", "(isCool ?o)", "(inReceptacle ?o ?r)", "(opened ?r)", "(receptacleType ?r FridgeType)",
-     "(holds agent1 ?o)", "(= ?o apple_bar_1)", "(openable ?r)", "(cleanable ?o)"]
-)  # fmt: skip
+    "(objectType ?o AppleType)|(isCool ?o)|(inReceptacle ?o ?r)|(opened ?r)|(receptacleType ?r FridgeType)|"
+    "(holds agent1 ?o)|(= ?o apple_bar_1)|(openable ?r)|(cleanable ?o)".split("|")
+)
 FORMULAS = st.recursive(
     ATOMS,
     lambda inner: st.one_of(
@@ -212,7 +226,8 @@ FINAL = "(forall (?r - receptacle) (exists (?o - object) {}))", "(exists (?o - o
 @given(formula=FORMULAS, outer=st.sampled_from(FINAL), seed=st.integers(0, 1000))
 def test_goals_mean_what_they_say(formula, outer, seed):
     problem = parse_problem(problem_text("(atLocation agent1 loc1) (isCool apple_bar_2)", outer.format(formula)))
-    goal, running, rng = compile_goal(problem), game("(atLocation agent1 loc1) (isCool apple_bar_2)"), random.Random(seed)
+    goal, rng = compile_goal(problem), random.Random(seed)
+    running = game("(atLocation agent1 loc1) (isCool apple_bar_2)")
     for _ in range(12):
         assert goal.test(running.state) == holds(problem.goal, problem, running.state, {})
         running.play(rng.choice(running.admissible()))
@@ -264,6 +279,12 @@ def test_reward_ends_the_episode():
     assert env.step("look").done and not env.step("look").valid
 
 
+def test_a_game_that_is_won_from_the_start_ends_with_its_first_answer():
+    env = env_of(game(goal="(not (opened fridge_bar_1))"))
+    step = env.step("fly away")
+    assert step.done and step.reward == 1 and not step.valid
+
+
 @pytest.mark.parametrize("path", GAMES, ids=lambda path: path.parent.parent.name)
 def test_restored_states_continue_identically(path):
     world, rng = open_game(path), random.Random(1)
@@ -282,7 +303,7 @@ def test_restored_states_continue_identically(path):
 
 def test_no_text_raises():
     rng = random.Random(0)
-    pieces = ["<action>", "</action>", "<think>", "</think>", "put ", " in/on ", " to ", "go to ", "take ", "\n", "\x00"]
+    pieces = ["<action>", "</action>", "<think>", "</think>", "put ", " in/on ", " to ", "go to ", "take ", "\n"]
     env = env_of(game())
     letters = [chr(code) for code in (*range(256), 0x3000, 0x2028, 0xD800, 0x1F600, 0x130)] + pieces
     for n in range(100_000):
@@ -292,95 +313,3 @@ def test_no_text_raises():
             text = rng.randbytes(rng.randrange(40)).decode(rng.choice(["latin-1", "utf-16-le"]), "ignore")
         step = env.step(text)
         assert not step.done and step.observation
-
-
-# files
-
-
-def write_game(path: Path, **changes) -> Path:
-    path.mkdir(parents=True)
-    data = {**json.loads(GAMES[0].read_text()), **changes}
-    (path / "game.tw-pddl").write_text(json.dumps(data))
-    return path / "game.tw-pddl"
-
-
-GOOD = json.loads(GAMES[0].read_text())
-GRAMMAR, PROBLEM = GOOD["grammar"], GOOD["pddl_problem"]
-BEFORE_GOAL = PROBLEM[: PROBLEM.index("(:goal")]
-HOSTILE = {
-    "field": {"pddl_problem": None},
-    "cut": {"pddl_problem": PROBLEM[:9000]},
-    "unknown object": {"pddl_problem": PROBLEM.replace("(:init", "(:init (opened Nowhere)")},
-    "code": {"grammar": GRAMMAR.replace("{o.name}", "{__import__('os').abort()}", 1)},
-    "code in the task": {"grammar": GRAMMAR.replace("Your task is to:", "{exit}")},
-    "no task": {"grammar": ""},
-    "unparsable goal": {"pddl_problem": BEFORE_GOAL + "(:goal (exists (?x) (inReceptacle ?x))))"},
-    "unknown word": {"pddl_problem": BEFORE_GOAL + "(:goal (isSparkling ?x)))"},
-    "unknown predicate": {"pddl_problem": BEFORE_GOAL + "(:goal (and (and) (isSparkling agent1))))"},
-    "no goal": {"pddl_problem": BEFORE_GOAL + ")"},
-    "deep": {"pddl_problem": "(" * 100_000},
-    "huge and empty": {"pddl_problem": BEFORE_GOAL + "(:goal (forall (?a ?b ?c ?d ?e - object) (and))))"},
-    "huge": {
-        "pddl_problem": BEFORE_GOAL
-        + "(:goal (forall (?a ?b ?c ?d ?e ?f - object) (or (isHot ?a) (isHot ?b) (isCool ?f)))))"
-    },
-    "two starts": {"pddl_problem": PROBLEM.replace("(:init", "(:init (atLocation agent1 loc_bar_x)").replace(
-        "(:objects", "(:objects loc_bar_x - location"
-    )},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("changes", HOSTILE.values(), ids=HOSTILE)
-def test_a_bad_file_is_one_line(tmp_path, changes):
-    path = write_game(tmp_path / "train" / "pick-A-None-B-1" / "trial_1", **changes)
-    with pytest.raises(UserError) as raised:
-        open_game(path)
-    assert str(path) in str(raised.value) and "\n" not in str(raised.value) and len(str(raised.value)) < 500
-    with pytest.raises(UserError, match="game.tw-pddl"):
-        load_suite("alfworld", SimpleNamespace(data=str(tmp_path))).tasks("train")
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000, b'{"solvable": 1}'])
-def test_what_is_no_game_file(tmp_path, content):
-    (tmp_path / "game.tw-pddl").write_bytes(content)
-    with pytest.raises(UserError, match="game.tw-pddl"):
-        open_game(tmp_path / "game.tw-pddl")
-
-
-def test_broken_problems_raise_nothing_else(tmp_path):
-    rng, path = random.Random(0), write_game(tmp_path / "g")
-    text = problem_text()
-    for _ in range(400):
-        start, cut = rng.randrange(len(text)), rng.choice([1, 1, 5, 40])
-        broken = text[:start] + rng.choice(["", "(", ")", "?o ", " - ", ";", "é"]) + text[start + cut :]
-        path.write_text(json.dumps({**GOOD, "pddl_problem": broken}))
-        try:
-            Game(open_game(path)).play("go to table 1")
-        except UserError:
-            pass
-
-
-def test_official_layout(tmp_path, capsys):
-    for name in ("b-Two-None-X-1/trial_2", "a-One-None-X-1/trial_1", "a-Movable_movable-X-1/t", "a-OneSliced-None-X-1/t"):
-        write_game(tmp_path / "train" / name)
-    write_game(tmp_path / "train" / "a-Hard-None-X-1" / "t", solvable=False)
-    write_game(tmp_path / "train" / "a-Bad-None-X-1" / "t", pddl_problem="(")
-    write_game(tmp_path / "valid_unseen" / "c-One-None-X-9" / "t")
-    suite = load_suite("alfworld", SimpleNamespace(data=str(tmp_path)))
-    assert [task.id for task in suite.tasks("train")] == ["train/a-One-None-X-1/trial_1", "train/b-Two-None-X-1/trial_2"]
-    assert [task.kind for task in suite.tasks("train")] == ["a", "b"]
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "left out 1 of 4 games" in error and "a-Bad" in error
-    (unseen,) = suite.tasks("test")
-    assert unseen.split == "test" and suite.max_turns == 50
-    assert "Your task is to: " in suite.make_env().reset(unseen)
-    with pytest.raises(UserError, match="valid_seen"):
-        suite.tasks("seen")
-    with pytest.raises(UserError, match="split"):
-        suite.tasks("dev")
-
-
-def test_data_is_needed(tmp_path):
-    for data in ("", str(tmp_path), str(tmp_path / "none")):
-        with pytest.raises(UserError, match="--data"):
-            load_suite("alfworld", SimpleNamespace(data=data))

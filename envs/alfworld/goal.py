@@ -1,6 +1,7 @@
 """Goals: a PDDL formula over a world becomes a test of its states.
 
-    (and F ..) (or F ..) (not F) (imply F F) (exists (?x - type ..) F) (forall (?x - type ..) F) (= a b) (predicate a ..)
+    F = (predicate a ..) | (= a b) | (not F) | (and F ..) | (or F ..) | (imply F F)
+      | (exists (?x - type ..) F) | (forall (?x - type ..) F)
 
 Quantifiers are unrolled over the declared objects. What no action changes is decided at once, which leaves a few
 dozen tests of facts that can change.
