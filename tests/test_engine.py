@@ -107,8 +107,9 @@ def test_a_cleared_slot_starts_anew(case):
 
 
 def test_a_full_slot_idles_beside_busy_ones(case):
-    case.extend(range(4), [5, MAX_TOKENS, 4, 7])
+    case.extend(range(5), [5, MAX_TOKENS, 4, 7, MAX_TOKENS - 3])
     case.decode([0, 2, 3])
+    case.extend([0, 4], [5, 3])  # the pads of slot 4 would lie beyond its end
     case.extend([2], [MAX_TOKENS - 5])
     case.check()
     with pytest.raises(ValueError, match="slot 1 holds 96 tokens: 1 more exceed 96"):
