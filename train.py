@@ -45,7 +45,7 @@ def train(config: Config, given: dict) -> None:
     if done >= config.steps:
         raise UserError(f"{run_dir}: this run is finished (step {done} of {config.steps}); raise --steps to go on")
 
-    suite = load_suite(config.env, config)
+    suite = distributed.first(lambda: load_suite(config.env, config))  # rank 0 builds what is cached on disk
     tasks, panel = suite.tasks("train"), make_panel(suite, "test", config.eval_tasks)
     model, tokenizer = load_policy(str(found[0] / "model") if found else config.model, config.dtype, device)
     reference = load_policy(config.model, config.dtype, device)[0] if config.kl_coef else None

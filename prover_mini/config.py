@@ -24,12 +24,14 @@ def option(default: Any, help: str, choices: tuple[str, ...] = ()) -> Any:
 @dataclass
 class Config:
     # environment
-    env: str = option("searchqa", "Environment to train on: searchqa (webshop and alfworld join the same registry).")
+    env: str = option("searchqa", "Environment to train on: searchqa, webshop or alfworld.")
     data: str = option("", "File or directory with the environment's tasks; empty plays the embedded ones.")
     corpus: str = option("", "SearchQA: passages to search, JSONL of id and contents; empty searches the embedded corpus.")
     retriever_url: str = option("", "SearchQA: address of a server that speaks the Search-R1 protocol, instead of a corpus.")
     topk: int = option(3, "SearchQA: passages returned by one search.")
-    mix: str = option("", "SearchQA, embedded questions: shares per kind such as '1-hop:.2,2-hop:.5,3-hop:.3'; empty is the default mix.")
+    mix: str = option("", "SearchQA, embedded questions: shares per kind such as '1-hop=.2,2-hop=.5,3-hop=.3'; empty is the default mix.")
+    admissible: bool = option(True, "WebShop, ALFWorld: observations end with the actions that are possible.")
+    page_mode: str = option("text", "WebShop: pages as one line of parts, or line by line with marked buttons.", ("text", "text_rich"))
     max_turns: int = option(30, "Turns after which an episode counts as failed.")
     max_turn_tokens: int = option(256, "Tokens the policy may sample in one turn.")
     max_observation_tokens: int = option(512, "Tokens of an observation that the policy gets to see.")
@@ -114,8 +116,8 @@ PRESETS: dict[tuple[str, bool], dict[str, Any]] = {
         "max_context_tokens": 384,
     },
     ("searchqa", False): {"max_turns": 30},
-    ("webshop", False): {"max_turns": 15},
-    ("alfworld", False): {"max_turns": 50},
+    ("webshop", False): {"max_turns": 15, "max_observation_tokens": 2048, "max_context_tokens": 32768},
+    ("alfworld", False): {"max_turns": 50, "max_observation_tokens": 1024, "max_context_tokens": 32768},
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -65,3 +66,17 @@ def broadcast(value: Any) -> Any:
     box = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]
+
+
+def first(work: Callable[[], Any]) -> Any:
+    """Runs `work` on rank 0, then on the others, which find what it left on disk. An error of rank 0 is theirs too."""
+    error = value = None
+    if main():
+        try:
+            value = work()
+        except Exception as failure:
+            error = failure
+    error = broadcast(error)
+    if error:
+        raise error
+    return value if main() else work()

@@ -54,4 +54,4 @@ def load(config: Any) -> Alfworld:
     root = Path(config.data)
     if not any((root / folder).is_dir() for folder in FOLDERS.values()):
         raise UserError(f"--data {root}: has none of the folders {', '.join(FOLDERS.values())}")
-    return Alfworld(lambda split: load_tasks(root, split), open_game)
+    return Alfworld(lambda split: load_tasks(root, split), open_game, config.admissible)

@@ -23,6 +23,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from envs.action import spoken
 from envs.base import Env, Step, Task
 from envs.searchqa.retriever import Retriever
 from envs.searchqa.scoring import exact_match, f1
@@ -33,7 +34,6 @@ INSTRUCTIONS = (
     "<search>query</search> to see the best passages for a query,\n"
     "<answer>text</answer> to give the final answer, a name or a few words."
 )
-THINK_TAG = re.compile("(</?think>)", re.IGNORECASE)
 OPENING = re.compile(r"<(search|answer)>", re.IGNORECASE)
 
 
@@ -47,32 +47,18 @@ class Action:
 
 def parse_action(turn: str) -> Action:
     """The one action of a turn. Takes any text."""
-    spoken = without_thoughts(turn)
-    openings = list(OPENING.finditer(spoken))
+    text = spoken(turn)
+    openings = list(OPENING.finditer(text))
     if not openings:
         return Action("invalid", "there is no <search> or <answer>")
     if len(openings) > 1:
         return Action("invalid", "there is more than one action")
     kind = openings[0][1].lower()
-    closing = re.compile(f"</{kind}>", re.IGNORECASE).search(spoken, openings[0].end())
+    closing = re.compile(f"</{kind}>", re.IGNORECASE).search(text, openings[0].end())
     if not closing:
         return Action("invalid", f"<{kind}> is not closed by </{kind}>")
-    text = spoken[openings[0].end() : closing.start()].strip()
+    text = text[openings[0].end() : closing.start()].strip()
     return Action(kind, text) if text else Action("invalid", f"<{kind}> is empty")
-
-
-def without_thoughts(turn: str) -> str:
-    said: list[str] = []
-    thinking = False
-    for piece in THINK_TAG.split(turn):
-        tag = piece.lower()
-        if tag == "</think>" and not thinking:
-            said.clear()
-        elif tag in ("<think>", "</think>"):
-            thinking = tag == "<think>"
-        elif not thinking:
-            said.append(piece)
-    return " ".join(said)
 
 
 class SearchQAEnv(Env):

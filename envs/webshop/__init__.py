@@ -62,4 +62,4 @@ def load(config: Any) -> WebShop:
     """The suite of the directory in the field data of a configuration."""
     if not config.data:
         raise UserError("env webshop: the embedded catalogue is not built yet; give --data DIR with the official files")
-    return WebShop(Path(config.data))
+    return WebShop(Path(config.data), mode=config.page_mode, admissible=config.admissible)
