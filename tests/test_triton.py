@@ -1,0 +1,80 @@
+"""The Triton kernels without a GPU: interpreted, on guarded memory, in a trainer step, and compiled for real targets.
+
+The interpreter replaces Triton's compiler when the kernels are imported, so it runs in processes of its own.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.aot import SHARED_LIMIT, compile_job, jobs
+
+ROOT = Path(__file__).parent.parent
+KERNEL_TESTS = ["tests/test_segment_advantage.py", "tests/test_grpo_loss.py", "tests/test_linear_logprob.py"]
+
+STEP = """
+import sys, torch
+from tests.interpreter import INTERPRETED
+from tests.test_update import ours, sampled_groups
+from tests.toys import toy_config
+config = toy_config(temperature=0.7, kl_coef=0.1, importance_cap=1.5, max_grad_norm=1e9)
+gradient, metrics = ours(config, sampled_groups(config, tasks=1, turns=2)[1])
+torch.save((INTERPRETED, gradient, metrics), sys.argv[1])
+"""
+
+
+def run(arguments, interpreted=True):
+    environment = {**os.environ, "TRITON_INTERPRET": "1" if interpreted else "0", "PYTHONPATH": str(ROOT)}
+    return subprocess.run([sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+def test_kernels_pass_their_tests_when_interpreted():
+    done = run(["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-W", "ignore", *KERNEL_TESTS])
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    assert " passed" in done.stdout
+
+
+def test_no_access_outside_of_any_tensor():
+    done = run(["-W", "ignore", "-m", "tests.guard"])
+    assert done.returncode == 0 and "every access was inside" in done.stdout, done.stderr[-2000:]
+    assert run(["-W", "ignore", "-m", "tests.guard", "beyond"]).returncode == -signal.SIGSEGV
+
+
+def test_a_trainer_step_is_the_same_on_torch_and_triton(tmp_path):
+    import torch
+
+    results = []
+    for interpreted in (False, True):
+        done = run(["-c", STEP, str(tmp_path / "step.pt")], interpreted)
+        assert done.returncode == 0, done.stderr[-2000:]
+        was_interpreted, gradient, metrics = torch.load(tmp_path / "step.pt")
+        assert was_interpreted == interpreted
+        results.append((gradient, metrics))
+    (gradient, metrics), (fused_gradient, fused_metrics) = results
+    assert gradient.norm() > 0
+    torch.testing.assert_close(fused_gradient, gradient, rtol=1e-4, atol=1e-6 * gradient.abs().max().item())
+    assert fused_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-7)
+
+
+def representative_jobs():
+    """The most demanding entries per architecture; `pytest --bench` compiles all of them."""
+    widest = {(job.target, job.name): job for job in jobs()}  # later entries are wider
+    small = ("segment_advantage", "sum_partials")
+    return [
+        job
+        for (target, name), job in widest.items()
+        if name == "softmax_gradient" or target == "sm_80" or target.startswith("sm_") and name not in small
+    ]
+
+
+@pytest.mark.parametrize("job", representative_jobs(), ids=lambda job: f"{job.target}-{job.name}")
+def test_kernels_compile_without_spills(job):
+    used = compile_job(job)
+    assert not used.double_precision
+    assert used.shared <= SHARED_LIMIT[job.target]
+    if job.target.startswith("sm_"):
+        assert used.spills == 0 and used.registers <= 255
