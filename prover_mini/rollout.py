@@ -95,25 +95,26 @@ class Player:
 
     def _recompute_states(self, places: list[tuple[Trajectory, int]]) -> None:
         """Engine states that were not kept: one pass over each trajectory, with a stop at every place that needs one."""
-        stops: dict[int, tuple[Trajectory, list[int]]] = {}
+        stops: dict[int, tuple[Trajectory, set[int]]] = {}
         for trajectory, turn in places:
             if trajectory.turns[turn].engine_state is None:
-                stops.setdefault(id(trajectory), (trajectory, []))[1].append(turn)
-        missing = [(trajectory, sorted(set(turns))) for trajectory, turns in stops.values()]
+                stops.setdefault(id(trajectory), (trajectory, set()))[1].add(turn)
+        missing = [(trajectory, sorted(turns)) for trajectory, turns in stops.values()]
         for start in range(0, len(missing), self.engine.slots):
-            chunk = dict(enumerate(missing[start : start + self.engine.slots]))
-            self.engine.clear(list(chunk))
-            while chunk:
-                pieces = {
-                    row: trajectory.ids[self.engine.lengths[row] : trajectory.turns[turns[0]].start]
-                    for row, (trajectory, turns) in chunk.items()
-                }
-                self.engine.extend(list(pieces), list(pieces.values()))
-                self.prefix_computed += sum(map(len, pieces.values()))
-                for row, (trajectory, turns) in list(chunk.items()):
-                    trajectory.turns[turns.pop(0)].engine_state = self.engine.snapshot(row)
-                    if not turns:
-                        del chunk[row]
+            passes = missing[start : start + self.engine.slots]
+            self.engine.clear(list(range(len(passes))))
+            marks: list[list] = [[] for _ in passes]
+            for stop in range(max(len(turns) for _, turns in passes)):
+                rows = [row for row, (_, turns) in enumerate(passes) if stop < len(turns)]
+                ends = [passes[row][0].turns[passes[row][1][stop]].start for row in rows]
+                chunks = [passes[row][0].ids[self.engine.lengths[row] : end] for row, end in zip(rows, ends)]
+                self.engine.extend(rows, chunks)
+                self.prefix_computed += sum(map(len, chunks))
+                for row, mark in zip(rows, self.engine.mark(rows)):
+                    marks[row].append(mark)
+            for row, (trajectory, turns) in enumerate(passes):
+                for turn, state in zip(turns, self.engine.seal(row, marks[row])):
+                    trajectory.turns[turn].engine_state = state
 
     def evaluate(self, tasks: list[Task], temperature: float) -> list[Trajectory]:
         """Every task once; the draws depend on the task alone, so evaluations of one run are paired."""
@@ -261,6 +262,7 @@ class Player:
         marked = [(turn, mark) for turn, mark in zip(trajectory.turns[-len(episode.marks) :], episode.marks) if mark]
         if marked and trajectory.reward > 0:
             states = self.engine.seal(row, [mark for _, mark in marked])
+            self.state_bytes += states[0].nbytes - states[0].mark.nbytes  # their K/V is one copy
             for (turn, _), state in zip(marked, states):
                 turn.engine_state = state
         else:
