@@ -112,7 +112,7 @@ MINIMA = {
 # The embedded policies are small enough to learn within minutes on two CPU cores; real models follow the literature.
 PRESETS: dict[tuple[str, bool], dict[str, Any]] = {
     ("searchqa", True): {
-        "steps": 60, "lr": 5e-4, "max_turns": 6, "max_turn_tokens": 16, "max_observation_tokens": 64,
+        "steps": 80, "lr": 3e-4, "max_turns": 6, "max_turn_tokens": 16, "max_observation_tokens": 64,
         "max_context_tokens": 384,
     },
     ("searchqa", False): {"max_turns": 30},
