@@ -77,7 +77,7 @@ def test_steps_draw_anew_and_extra_samples_continue_the_count():
     assert [signature(t) for t in extra.trajectories] == [signature(t) for t in all_six.trajectories[4:]]
 
 
-@pytest.mark.parametrize("architecture", ["qwen3_5", "qwen3", "qwen2"])
+@pytest.mark.parametrize("architecture", ["hybrid", "qwen3", "qwen2"])
 def test_states_kept_and_recomputed_give_the_same_continuations(architecture):
     """From every turn boundary: forks of kept states against one fresh pass over the prefix."""
     kept, fresh = (

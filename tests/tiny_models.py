@@ -35,8 +35,8 @@ def qwen2(init, **changes):
 BUILDERS = {"hybrid": hybrid, "qwen3": qwen3, "qwen2": qwen2}
 
 
-def build(name, init=0.02, **changes):
-    torch.manual_seed(0)
+def build(name, init=0.02, seed=0, **changes):
+    torch.manual_seed(seed)
     model = BUILDERS[name](init, **changes).eval()
     with torch.no_grad():
         for key, parameter in model.named_parameters():

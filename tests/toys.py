@@ -6,21 +6,13 @@ word of the alphabet is an invalid action. The episode succeeds when at least `n
 
 from __future__ import annotations
 
-import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import (
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3_5ForCausalLM,
-    Qwen3_5TextConfig,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import PreTrainedTokenizerFast
 
 from envs.base import Env, Step, Suite, Task
 from prover_mini.chat import Chat
 from prover_mini.config import Config
+from tests.tiny_models import build
 
 WORDS = ["<pad>", "<|im_start|>", "<|im_end|>", "user", "assistant", "a", "b", "c", "d", "hit", "miss", "what", "?"]
 TEMPLATE = (
@@ -38,23 +30,10 @@ def toy_tokenizer() -> PreTrainedTokenizerFast:
     )  # fmt: skip
 
 
-def toy_model(architecture: str = "qwen3_5", seed: int = 0, scale: float = 0.2, vocabulary: int = len(WORDS)):
-    """A random model in float32: "qwen3_5" (hybrid), "qwen3" or "qwen2"."""
-    torch.manual_seed(seed)
-    common = dict(
-        vocab_size=vocabulary, hidden_size=32, intermediate_size=64, num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=512, tie_word_embeddings=True, initializer_range=scale, pad_token_id=0, eos_token_id=2,
-    )  # fmt: skip
-    if architecture == "qwen3_5":
-        config = Qwen3_5TextConfig(
-            **common, num_hidden_layers=2, layer_types=["linear_attention", "full_attention"], head_dim=16,
-            linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8,
-            rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]},
-        )  # fmt: skip
-        return Qwen3_5ForCausalLM(config).eval()
-    if architecture == "qwen3":
-        return Qwen3ForCausalLM(Qwen3Config(**common, num_hidden_layers=2, head_dim=16)).eval()
-    return Qwen2ForCausalLM(Qwen2Config(**common, num_hidden_layers=2)).eval()
+def toy_model(architecture: str = "hybrid", seed: int = 0):
+    """A random model over the toy's words, sharp enough to prefer some of them: "hybrid", "qwen3" or "qwen2"."""
+    layers = {"layer_types": ["linear_attention", "full_attention"]} if architecture == "hybrid" else {}
+    return build(architecture, 0.2, seed, vocab_size=len(WORDS), num_hidden_layers=2, **layers)
 
 
 class ToyEnv(Env):
