@@ -22,15 +22,15 @@ from prover_mini.trajectory import Group, Segment, Trajectory, Verdict
 STD_EPS = 1e-6
 
 
-def group_advantage(rewards: list[float], divide_by_std: bool = False) -> list[float]:
-    """GRPO's outcome advantage of one group, in float64.
+def group_advantage(rewards: list[float], divide_by_std: bool = False, eps: float = STD_EPS) -> list[float]:
+    """GRPO's outcome advantage of one group, in float64; `eps` is the floor under std (verl 1e-6, TRL 1e-4).
 
     A group of one has no baseline: mean 0 and std 1 are used, as verl does (the trainer leaves such groups out).
     Source: Shao et al., DeepSeekMath, 2024; without the division: Liu et al., Dr. GRPO, 2025.
     """
     r = np.asarray(rewards, dtype=np.float64)
     mean, std = (r.mean(), r.std(ddof=1)) if len(r) > 1 else (0.0, 1.0)
-    return ((r - mean) / (std + STD_EPS) if divide_by_std else r - mean).tolist()
+    return ((r - mean) / (std + eps) if divide_by_std else r - mean).tolist()
 
 
 def rloo_advantage(rewards: list[float]) -> list[float]:

@@ -38,7 +38,9 @@ def replay_outcome(data: Any, arrays: dict[str, np.ndarray], report: Report) -> 
             uids = [i // size for i in range(len(rewards))]
             got = _by_group(uids, rewards, group_advantage)
             report.case(f"{case['kind']} trl none", {"advantage": (got, case["trl"]["none"])})
-            report.other_definition["TRL divides by std + 1e-4, of the group or of the batch"] += 2
+            got = _by_group(uids, rewards, lambda rewards: group_advantage(rewards, True, eps=1e-4))
+            report.case(f"{case['kind']} trl group", {"advantage": (got, case["trl"]["group"])})
+            report.other_definition["TRL's scale batch divides by the std of all groups together"] += 1
 
 
 def _by_group(uids: list, rewards: list[float], function: Any) -> list[float]:

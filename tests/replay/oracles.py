@@ -21,7 +21,6 @@ from tests.replay.report import Report
 
 # what these files hold beyond the present scope
 LATER = {
-    "action_parsing.json": ("alfworld", "webshop", "search"),
     "advantages_gigpo.json": ("cases",),
     "advantages_spader.json": ("cases",),
     "advantages_tree.json": ("cases",),
@@ -37,7 +36,7 @@ def main(arguments: list[str]) -> int:
     fused = options.kernels == "triton"
     if fused:
         os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels' modules are imported
-    from tests.replay import oracle_credit, oracle_logprobs, oracle_losses, oracle_scoring
+    from tests.replay import oracle_credit, oracle_logprobs, oracle_losses, oracle_parsing, oracle_scoring
 
     replays = {
         "policy_losses.json": lambda data, arrays, report: oracle_losses.replay(data, arrays, report, fused),
@@ -46,6 +45,7 @@ def main(arguments: list[str]) -> int:
         "advantages_outcome.json": oracle_credit.replay_outcome,
         "prover_credit.json": oracle_credit.replay_prover,
         "qa_scoring.json": oracle_scoring.replay,
+        "action_parsing.json": oracle_parsing.replay,
     }
     reports = []
     for name, replay in replays.items():
