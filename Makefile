@@ -12,7 +12,7 @@ test: $(VENV)/ready
 	$(VENV)/bin/python -m pytest -q tests $(ARGS)
 
 bench: $(VENV)/ready
-	$(VENV)/bin/python -m pytest -q --bench $(ARGS)
+	$(VENV)/bin/python -m pytest --bench $(ARGS)
 
 # `ready` is written last, so an installation that was cut short starts again.
 $(VENV)/ready: requirements.txt

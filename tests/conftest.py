@@ -1,4 +1,4 @@
-"""Shared by all tests: one torch thread, no network, deterministic order of work."""
+"""Shared by all tests: one torch thread, no network. `pytest --bench` profiles the kernels instead of testing."""
 
 import os
 
@@ -9,3 +9,14 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import torch
 
 torch.set_num_threads(1)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--bench", action="store_true", help="profile the kernels instead of running tests")
+
+
+def pytest_cmdline_main(config):
+    if config.getoption("--bench"):
+        from benchmarks import kernels
+
+        return kernels.main()
