@@ -34,7 +34,7 @@ from kernels.torch_softmax import OnlineSoftmax, SoftmaxGradient
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 CHUNK = 8192  # vocabulary columns at a time, at most
-CHUNK_LOGITS = 2**27  # logits of a chunk on a GPU, at most: 512 MiB in float32
+CHUNK_LOGITS = {"cuda": 2**27, "cpu": 2**21}  # logits of a chunk, at most: 512 MiB, and 8 MiB to stay in cache
 
 
 @triton.jit
@@ -98,7 +98,8 @@ class _FusedSoftmax(OnlineSoftmax):
         N, C = logits_NC.shape
         assert logits_NC.stride(1) == 1 and self.ids_N.is_contiguous()
         _online_softmax_kernel[(N,)](
-            logits_NC, self.ids_N, self.max_N, self.sum_N, self.weighted_N, self.target_N, logits_NC.stride(0), C, start,
+            logits_NC, self.ids_N, self.max_N, self.sum_N, self.weighted_N, self.target_N,
+            logits_NC.stride(0), C, start,
             INVERSE_TEMPERATURE=1.0 / self.temperature, ENTROPY=self.entropy,
             **parameters("softmax", C, logits_NC.device),
         )  # fmt: skip
@@ -197,11 +198,9 @@ def _check(rows: Tensor, ids_N: Tensor, V: int, temperature: float, check_ids: b
         require(0 <= low and high < V, f"ids {low}..{high} are outside 0..{V - 1}")
 
 
-def chunk_columns(N: int, on_gpu: bool) -> int:
-    """Vocabulary columns per chunk for N rows."""
-    if not on_gpu:
-        return CHUNK
-    fitting = CHUNK_LOGITS // max(N, 1)
+def chunk_columns(N: int, device: torch.device) -> int:
+    """Vocabulary columns per chunk for N rows, a power of 2."""
+    fitting = CHUNK_LOGITS["cuda" if device.type == "cuda" else "cpu"] // max(N, 1)
     return max(256, min(CHUNK, 1 << max(fitting.bit_length() - 1, 0)))
 
 
@@ -213,13 +212,29 @@ def _sum_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def _matmul(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b, summed and returned in float32 (float64 for float64)."""
-    if a.dtype in (torch.float32, torch.float64) and a.dtype == b.dtype:
-        return a @ b
+def _matmul(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    """a @ b, summed and returned in float32 (float64 for float64); written to `out` where the dtypes allow it."""
+    if a.dtype == b.dtype and a.dtype in (torch.float32, torch.float64):
+        return torch.mm(a, b, out=out if out is not None and out.dtype == a.dtype else None)
     if a.is_cuda and a.dtype == b.dtype:
         return torch.mm(a, b, out_dtype=torch.float32)
     return a.float() @ b.float()
+
+
+class _ChunkLogits:
+    """The logits of one chunk after another, in one buffer on the CPU, where fresh memory costs a page fault a page."""
+
+    def __init__(self, hidden_ND: Tensor, V: int):
+        columns = chunk_columns(len(hidden_ND), hidden_ND.device)
+        self.hidden_ND, self.spans = hidden_ND, _chunks(V, columns)
+        self.buffer = None
+        if hidden_ND.device.type == "cpu":
+            self.buffer = hidden_ND.new_empty(len(hidden_ND) * min(columns, V), dtype=_sum_dtype(hidden_ND))
+
+    def of(self, weight_CD: Tensor) -> Tensor:
+        N, C = len(self.hidden_ND), len(weight_CD)
+        out = None if self.buffer is None else self.buffer[: N * C].view(N, C)
+        return _matmul(self.hidden_ND, weight_CD.T, out)
 
 
 class _LinearLogProb(torch.autograd.Function):
@@ -227,8 +242,9 @@ class _LinearLogProb(torch.autograd.Function):
     def forward(ctx, hidden_ND, weight_VD, ids_N, temperature, entropy):
         Softmax = _FusedSoftmax if fused(hidden_ND) and len(ids_N) else OnlineSoftmax
         softmax = Softmax(ids_N.contiguous(), _sum_dtype(hidden_ND), temperature, entropy)
-        for start, end in _chunks(len(weight_VD), chunk_columns(len(ids_N), hidden_ND.is_cuda)):
-            softmax.add(_matmul(hidden_ND, weight_VD[start:end].T), start)
+        logits = _ChunkLogits(hidden_ND, len(weight_VD))
+        for start, end in logits.spans:
+            softmax.add(logits.of(weight_VD[start:end]), start)
         ctx.temperature, ctx.entropy = temperature, entropy
         ctx.save_for_backward(hidden_ND, weight_VD, *softmax.state)
         return softmax.result()
@@ -244,13 +260,19 @@ class _LinearLogProb(torch.autograd.Function):
         dtype = torch.bfloat16 if on_triton and weight_VD.dtype == torch.bfloat16 else g_N.dtype
         dhidden_ND = torch.zeros_like(hidden_ND, dtype=g_N.dtype) if ctx.needs_input_grad[0] else None
         dweight_VD = torch.empty_like(weight_VD) if ctx.needs_input_grad[1] else None
-        for start, end in _chunks(len(weight_VD), chunk_columns(len(hidden_ND), hidden_ND.is_cuda)):
+        logits = _ChunkLogits(hidden_ND, len(weight_VD))
+        for start, end in logits.spans:
             weight_CD = weight_VD[start:end]
-            dlogits_NC = gradient.of(_matmul(hidden_ND, weight_CD.T), start, dtype)
-            if dhidden_ND is not None:
+            dlogits_NC = gradient.of(logits.of(weight_CD), start, dtype)
+            if dhidden_ND is not None and dlogits_NC.dtype == weight_CD.dtype == dhidden_ND.dtype:
+                dhidden_ND.addmm_(dlogits_NC, weight_CD)
+            elif dhidden_ND is not None:
                 dhidden_ND += _matmul(dlogits_NC, weight_CD)
             if dweight_VD is not None:
-                dweight_VD[start:end] = _matmul(dlogits_NC.T, hidden_ND)
+                slice_CD = dweight_VD[start:end]
+                product_CD = _matmul(dlogits_NC.T, hidden_ND, slice_CD)
+                if product_CD.data_ptr() != slice_CD.data_ptr():
+                    slice_CD.copy_(product_CD)
             del dlogits_NC  # before the next chunk is made: one chunk is all the memory
         return None if dhidden_ND is None else dhidden_ND.to(hidden_ND.dtype), dweight_VD, None, None, None
 
@@ -265,7 +287,7 @@ class _LogitsLogProb(torch.autograd.Function):
             softmax.add(logits_NV, 0)
         else:
             softmax = OnlineSoftmax(ids_N, dtype, temperature, entropy)
-            for start, end in _chunks(V, CHUNK):
+            for start, end in _chunks(V, chunk_columns(len(ids_N), logits_NV.device)):
                 softmax.add(logits_NV[:, start:end].to(dtype, copy=True), start)
         ctx.temperature, ctx.entropy = temperature, entropy
         ctx.save_for_backward(logits_NV, *softmax.state)
@@ -280,7 +302,7 @@ class _LogitsLogProb(torch.autograd.Function):
             # the logits are the caller's: a copy is overwritten
             return _FusedGradient(*arguments).of(logits_NV.clone(), 0, logits_NV.dtype), None, None, None
         gradient, dlogits_NV = SoftmaxGradient(*arguments), torch.empty_like(logits_NV)
-        for start, end in _chunks(logits_NV.shape[1], CHUNK):
+        for start, end in _chunks(logits_NV.shape[1], chunk_columns(len(logits_NV), logits_NV.device)):
             chunk_NC = logits_NV[:, start:end].to(g_N.dtype, copy=True)
             dlogits_NV[:, start:end] = gradient.of(chunk_NC, start, g_N.dtype)
         return dlogits_NV, None, None, None

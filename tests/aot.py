@@ -27,8 +27,8 @@ SHARED_LIMIT = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, 
 
 POINTERS = {
     "advantage_B": "*fp32", "credit_BN": "*fp32", "cu_seqlens_B1": "*i64", "turn_ids_T": "*i64", "out_T": "*fp32",
-    "logprob_T": "*fp32", "old_T": "*fp32", "advantage_T": "*fp32", "mask_T": "*u8", "ref_T": "*fp32", "weight_T": "*fp32",
-    "gradient_T": "*fp32", "partial_PS": "*fp32", "loss": "*fp32", "out_S": "*fp32",
+    "logprob_T": "*fp32", "old_T": "*fp32", "advantage_T": "*fp32", "mask_T": "*u8", "ref_T": "*fp32",
+    "weight_T": "*fp32", "gradient_T": "*fp32", "partial_PS": "*fp32", "loss": "*fp32", "out_S": "*fp32",
     "logits_NC": "*fp32", "out_NC": "*fp32", "ids_N": "*i64", "max_N": "*fp32", "sum_N": "*fp32", "weighted_N": "*fp32",
     "target_N": "*fp32", "base_N": "*fp32", "slope_N": "*fp32", "g_N": "*fp32",
 }  # fmt: skip
@@ -85,8 +85,12 @@ def _jobs(kernel: str, target: str, entry: dict[str, int]) -> Iterator[Job]:
     elif kernel == "grpo_loss":
         function = import_module("kernels.grpo_loss")._grpo_loss_kernel
         for level, row_mean, kl in (
-            ("token", False, None), ("token", False, "k3"), ("token", True, "k1"), ("sequence", True, "k2"), ("sequence_token", False, "k3")
-        ):  # fmt: skip
+            ("token", False, None),
+            ("token", False, "k3"),
+            ("token", True, "k1"),
+            ("sequence", True, "k2"),
+            ("sequence_token", False, "k3"),
+        ):
             yield Job(kernel, function, target, block | loss_constants(level, row_mean, kl), options, {})
     else:
         module = import_module("kernels.linear_logprob")
