@@ -77,7 +77,8 @@ def main() -> int:
     generate(engine, rows, 4, random)
     decode = seconds(lambda: generate(engine, rows, new, random), device)
     print(f"prefill {options.slots * options.prompt / prefill:,.0f} tokens/s")
-    line = f"decode  {options.slots * new / decode:,.0f} tokens/s at {options.slots} slots, {1e3 * decode / new:.2f} ms a step"
+    rate = options.slots * new / decode
+    line = f"decode  {rate:,.0f} tokens/s at {options.slots} slots, {1e3 * decode / new:.2f} ms a step"
     if device == "cuda":
         from benchmarks.kernels_gpu import copy_rate
 

@@ -12,12 +12,16 @@
 The vocabulary is walked in chunks: a matrix product by the BLAS library, then one pass over its result. m, s and the
 entropy's sum are carried along and rescaled when m rises (online softmax, 1805.02867); the target's logit is picked in
 the same pass. The backward pass computes each chunk's logits again, so that one chunk is all the memory, and writes
-each slice of dweight once. Logits and sums are float32 whatever the inputs: with 248,320 terms a bfloat16 sum is off
-by whole units.
+each slice of dweight once; logits that fit into one chunk are kept instead. Logits and sums are float32 whatever the
+inputs: with 248,320 terms a bfloat16 sum is off by whole units.
 
 Four products of 2 N V D operations, forward and backward together. Bytes beyond them, per logit: forward 4 written and
 4 read, backward 4 written, 4 read, 2 written (bfloat16). At N = 32k, V = 248,320 that is 18 bytes * 8.1e9 = 34 ms at
 4.3 TB/s, a fifth of the products' 169 ms at D = 2048 and 790 TFLOP/s. Memory: `chunk_columns` logits per row.
+
+Making the gradient in the forward pass, over chunks of rows with all their logits, would save one product (42 ms) but
+add to the whole float32 dweight (2 GiB) once per chunk: with 1 GiB of logits a chunk is 1,024 rows, and 32 additions
+move 130 to 200 GB, 30 to 45 ms. So it gains nothing within that memory.
 """
 
 from __future__ import annotations
@@ -243,16 +247,20 @@ class _LinearLogProb(torch.autograd.Function):
         Softmax = _FusedSoftmax if fused(hidden_ND) and len(ids_N) else OnlineSoftmax
         softmax = Softmax(ids_N.contiguous(), _sum_dtype(hidden_ND), temperature, entropy)
         logits = _ChunkLogits(hidden_ND, len(weight_VD))
+        kept_NV = None
         for start, end in logits.spans:
-            softmax.add(logits.of(weight_VD[start:end]), start)
+            logits_NC = logits.of(weight_VD[start:end])
+            if len(logits.spans) == 1 and any(ctx.needs_input_grad):
+                kept_NV = logits_NC.clone()
+            softmax.add(logits_NC, start)
         ctx.temperature, ctx.entropy = temperature, entropy
-        ctx.save_for_backward(hidden_ND, weight_VD, *softmax.state)
+        ctx.save_for_backward(hidden_ND, weight_VD, kept_NV, *softmax.state)
         return softmax.result()
 
     @staticmethod
     @once_differentiable
     def backward(ctx, g_N, h_N, l_N):
-        hidden_ND, weight_VD, *state = ctx.saved_tensors
+        hidden_ND, weight_VD, kept_NV, *state = ctx.saved_tensors
         on_triton = fused(hidden_ND) and len(hidden_ND)
         Gradient = _FusedGradient if on_triton else SoftmaxGradient
         gradient = Gradient(state, ctx.temperature, ctx.entropy, g_N, h_N, l_N)
@@ -263,7 +271,8 @@ class _LinearLogProb(torch.autograd.Function):
         logits = _ChunkLogits(hidden_ND, len(weight_VD))
         for start, end in logits.spans:
             weight_CD = weight_VD[start:end]
-            dlogits_NC = gradient.of(logits.of(weight_CD), start, dtype)
+            logits_NC = logits.of(weight_CD) if kept_NV is None else kept_NV.clone()
+            dlogits_NC = gradient.of(logits_NC, start, dtype)
             if dhidden_ND is not None and dlogits_NC.dtype == weight_CD.dtype == dhidden_ND.dtype:
                 dhidden_ND.addmm_(dlogits_NC, weight_CD)
             elif dhidden_ND is not None:
@@ -273,7 +282,7 @@ class _LinearLogProb(torch.autograd.Function):
                 product_CD = _matmul(dlogits_NC.T, hidden_ND, slice_CD)
                 if product_CD.data_ptr() != slice_CD.data_ptr():
                     slice_CD.copy_(product_CD)
-            del dlogits_NC  # before the next chunk is made: one chunk is all the memory
+            del logits_NC, dlogits_NC  # before the next chunk is made: one chunk is all the memory
         return None if dhidden_ND is None else dhidden_ND.to(hidden_ND.dtype), dweight_VD, None, None, None
 
 
