@@ -124,7 +124,7 @@ def test_counterfactual_worlds_use_every_name_and_differ():
 
 # fallible searcher ---------------------------------------------------------------------------------------------------
 
-FAULTLESS = demonstrations.Noise(skip=0, stray=0, retry=1, early=0, slip=0)
+FAULTLESS = demonstrations.Noise(skip=(0, 0), stray=0, retry=1, early=0, slip=0)
 
 
 def test_a_faultless_searcher_always_succeeds_by_the_shortest_way():
@@ -189,7 +189,7 @@ def test_loss_counts_the_searchers_own_tokens_only():
 # where it starts -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("temperature, least, most", [(1.0, 0.20, 0.55), (0.0, 0.55, 0.99)])
+@pytest.mark.parametrize("temperature, least, most", [(1.0, 0.25, 0.45), (0.0, 0.30, 0.70)])
 def test_start_on_real_test_questions(temperature, least, most):
     config, _ = parse(["--env", "searchqa"])
     suite = searchqa.load(config)
@@ -199,4 +199,6 @@ def test_start_on_real_test_questions(temperature, least, most):
     played = player.evaluate(tasks, temperature)
     assert least <= sum(t.reward for t in played) / len(played) <= most
     turns = [turn for t in played for turn in t.turns]
-    assert sum(turn.valid for turn in turns) / len(turns) > 0.9
+    assert sum(turn.valid for turn in turns) / len(turns) > 0.98
+    read = [t.turns[-1].action[8:-9] in tokenizer().decode(t.ids[: t.turns[-1].start]) for t in played]
+    assert sum(read) / len(read) > 0.85  # what it gets wrong are decisions, not names

@@ -19,6 +19,7 @@ from envs.searchqa import INSTRUCTIONS, Question, SearchQA
 from envs.searchqa.retriever import BM25Retriever
 from envs.searchqa.world import QUERIES, World
 from prover_mini.chat import Chat
+from prover_mini.seeds import derive
 from prover_mini.trajectory import Trajectory
 
 MAX_TURNS = 6
@@ -28,14 +29,20 @@ DISTRACTIONS = ("capital", "country", "currency", "internet domain", "calling co
 
 @dataclass(frozen=True)
 class Noise:
-    """Chances: to leave out a hop that is not the last; to type another query, and then to try again; to answer too
-    early; to take another name from the passages for the answer."""
+    """Chances: to leave out a hop that is not the last, between the two bounds, a habit that depends on the hop and
+    the next one; to type another query, and then to try again; to answer too early; to take another name from the
+    passages for the answer."""
 
-    skip: float = 0.35
+    skip: tuple[float, float] = (0.2, 0.75)
     stray: float = 0.12
     retry: float = 0.7
     early: float = 0.06
-    slip: float = 0.04
+    slip: float = 0.03
+
+    def habit(self, hop: str, following: str) -> float:
+        """How likely this hop is left out before that one; both are queries without their names."""
+        low, high = self.skip
+        return low + (high - low) * derive("habit", hop, following) / 2**63
 
 
 @dataclass(frozen=True)
@@ -81,11 +88,12 @@ class Searcher:
         """Yields actions, is sent observations. `believed` is what the searcher takes for the subject of a hop."""
         rng, noise = self.rng, self.noise
         subjects = [self._names(plan[0][0])[0], *(found for _, found in plan[:-1])]
+        forms = [query.replace(subject, "") for (query, _), subject in zip(plan, subjects)]
         believed, hop, passages = subjects[0], 0, question
         for turn in range(MAX_TURNS - 1):
             if hop == len(plan) or (turn and rng.random() < noise.early):
                 break
-            if hop + 1 < len(plan) and rng.random() < noise.skip:
+            if hop + 1 < len(plan) and rng.random() < noise.habit(*forms[hop : hop + 2]):
                 hop += 1
             query = plan[hop][0].replace(subjects[hop], believed)
             if rng.random() < noise.stray:
