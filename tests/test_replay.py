@@ -69,6 +69,14 @@ def test_other_aggregations(aggregation, loss, scale):
     assert replay(data, arrays).failed == []
 
 
+def test_a_loss_of_nothing_is_zero_where_others_divide_by_zero():
+    data, arrays = recording()
+    data["cases"][0]["loss"] = "nan"
+    arrays["b/mask"][:] = 0
+    arrays["c/grad"][:] = math.nan
+    assert replay(data, arrays).failed == []
+
+
 def test_what_is_not_built_is_counted():
     data, arrays = recording()
     data["cases"][0]["fn"] = "cispo"
