@@ -95,6 +95,7 @@ GOOD = {"question": "q", "answer": "a"}
         ([GOOD, GOOD | {"split": "exam"}], "line 2: split 'exam'"),
         ([GOOD | {"id": "x"}, GOOD | {"id": "x"}], "line 2: id x is that of line 1"),
         ([GOOD, "[" * 100_000], "line 2: nested"),
+        ([GOOD, '{"answer": ' + "1" * 5000 + "}"], "line 2: .*digits"),
         (["[", json.dumps(GOOD) + ",", "{]"], "line 3: not JSON"),
         (["[1]"], "line 1: an object"),
         ([], "holds no question"),
@@ -119,6 +120,11 @@ def test_unreadable_question_files(tmp_path):
         load_questions(binary)
     cut = tmp_path / "q.jsonl.gz"
     cut.write_bytes(gzip.compress(os.urandom(2000))[:-500])
+    with pytest.raises(UserError, match="q.jsonl.gz"):
+        load_questions(cut)
+    damaged = bytearray(gzip.compress(b'{"question": "who?", "answer": "me"}\n' + os.urandom(50).hex().encode()))
+    damaged[12:40] = b"\xff" * 28
+    cut.write_bytes(damaged)
     with pytest.raises(UserError, match="q.jsonl.gz"):
         load_questions(cut)
 

@@ -21,7 +21,7 @@ def everything(split: str) -> list[dict]:
 
 
 def entities(questions: list[dict]) -> set[str]:
-    """Countries and cities that a question or its plan speaks of; the longest of nested names counts, no time zone does."""
+    """Countries and cities that questions or their plans speak of: the longest of nested names, not of time zones."""
     names = {*world.real_world().countries, *world.real_world().tables["country"]}
     pattern = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in sorted(names, key=len, reverse=True)))
     texts = {q["question"] for q in questions} | {value for q in questions for _, value in q["plan"]}
@@ -114,7 +114,7 @@ def test_default_panels_have_the_promised_sizes_and_shares():
 
 def test_a_mix_chooses_kinds_and_a_wrong_one_is_refused():
     assert {q["kind"] for q in world.questions("test", "2-hop:.8,comparison:.2")} == {"2-hop", "comparison"}
-    for mix in ("2-hop", "4-hop:1", "2-hop:.5,3-hop:.4", "2-hop:x", "comparison:1"):
+    for mix in ("2-hop", "4-hop:1", "2-hop:.5,3-hop:.4", "2-hop:x", "2-hop:nan", "comparison:1"):
         with pytest.raises(UserError, match="mix"):
             world.questions("test", mix)
     with pytest.raises(UserError, match="split"):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,7 +113,7 @@ def read_rows(path: Path, stream: BinaryIO | None = None) -> Iterator[tuple[int,
     try:
         with stream or path.open("rb") as raw:
             yield from _read_json(path, gzip.open(raw) if path.suffix == ".gz" else raw)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: can't be read ({error})") from error
 
 
@@ -134,6 +135,8 @@ def _parse(path: Path, line: int, data: bytes) -> Any:
     except UnicodeDecodeError as error:
         line = line or data.count(b"\n", 0, error.start) + 1
         raise UserError(f"{path}, line {line}: not UTF-8 ({error.reason})") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise UserError(f"{path}, line {line or 1}: {error}") from None
     except RecursionError:
         raise UserError(f"{path}, line {line or 1}: nested too deeply") from None
 

@@ -255,7 +255,7 @@ def parse_mix(mix: str) -> dict[str, float]:
         shares = {kind.strip(): float(share) for kind, _, share in (part.partition(":") for part in mix.split(","))}
     except ValueError:
         shares = {}
-    if not shares or set(shares) - set(KINDS) or min(shares.values()) < 0 or abs(sum(shares.values()) - 1) > 1e-6:
+    if not shares or set(shares) - set(KINDS) or min(shares.values()) < 0 or not abs(sum(shares.values()) - 1) < 1e-6:
         raise UserError(f"mix {mix!r}: give shares that sum to 1 of {', '.join(KINDS)}, such as {DEFAULT_MIX!r}")
     return shares
 
