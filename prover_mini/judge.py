@@ -88,7 +88,7 @@ class RandomJudge(Judge):
         segments = valid_segments(reference, self.config.max_segment_turns)
         if not segments:
             return None
-        generator = random.Random(derive(self.config.seed, step, group.task.id, "random judge"))
+        generator = random.Random(derive(self.config.seed, step, group.index, group.task.id, "random judge"))
         return Segment(reference, *generator.choice(segments), reason="random")
 
 

@@ -57,9 +57,16 @@ class Player:
     `state_bytes` is the memory of the states that trajectories of the present step hold.
     """
 
-    def __init__(self, engine: Engine, chat: Chat, suite: Suite, config: Config, report: Callable = lambda *a: None):
-        self.engine, self.chat, self.suite, self.config, self.report = engine, chat, suite, config, report
+    def __init__(self, engine: Engine, chat: Chat, suite: Suite, config: Config):
+        self.engine, self.chat, self.suite, self.config = engine, chat, suite, config
+        self.report: Callable[[str, int, int], None] = lambda label, done, total: None
         self.sampled = self.prefix_computed = self.state_bytes = 0
+        needed = len(chat.prompt("")) + config.max_observation_tokens + config.max_turn_tokens
+        if needed > engine.max_tokens:
+            raise UserError(
+                f"--max-context-tokens {engine.max_tokens}: a prompt with the longest observation and a turn take {needed}; "
+                "raise it, or lower --max-observation-tokens or --max-turn-tokens"
+            )
 
     # what is played ------------------------------------------------------------------------------------------------
 
@@ -70,14 +77,14 @@ class Player:
         `first_sample`. `keep_states` keeps the engine's states at the turn boundaries of successes."""
         seed = self.config.seed
         origins = [
-            self._beginning(task, n, lambda k, task=task: derive(seed, step, task.id, first_sample + k), first_sample)
-            for (_, task), n in zip(tasks, copies)
+            self._beginning(task, n, lambda k, at=(index, task.id): derive(seed, step, *at, first_sample + k), first_sample)
+            for (index, task), n in zip(tasks, copies)
         ]
         self.state_bytes = 0
         self._play(origins, self.config.temperature, keep_states, label="rollout")
         return [Group(index, task, o.results) for (index, task), o in zip(tasks, origins)]
 
-    def continuations(self, places: list[tuple[Trajectory, int, str]], step: int) -> list[list[Trajectory]]:
+    def continuations(self, places: list[tuple[Trajectory, int, str]]) -> list[list[Trajectory]]:
         """K continuations from before turn `turn` for each (trajectory, turn, branch name), never trained on."""
         c = self.config
         self._recompute_states([(trajectory, turn) for trajectory, turn, _ in places])
@@ -86,8 +93,7 @@ class Player:
             here = trajectory.turns[turn]
 
             def spawn(k, trajectory=trajectory, turn=turn, branch=branch):
-                seed = derive(c.seed, step, trajectory.task.id, trajectory.sample, turn, branch, k)
-                return trajectory.before(turn, seed, f"{branch} {k}")
+                return trajectory.before(turn, derive(trajectory.seed, turn, branch, k), f"{branch} {k}")
 
             origins.append(Origin(spawn, c.continuations, here.observation, here.env_state, here.engine_state))
         self._play(origins, c.temperature, keep_states=False, label="verify")

@@ -1,8 +1,9 @@
 """Randomness without state: every draw is a pure function of where it happens.
 
-A trajectory's seed is a hash of (run seed, step, task, sample, branch); the uniform for its n-th token is a hash of
-that seed and n. So a group's samples differ, two runs with one seed agree, the order in which slots are served does
-not matter, and a resumed run needs no generator state.
+A trajectory's seed is a hash of (run seed, step, place in the step, task, sample), a continuation's one of that seed
+and (turn, branch, number); the uniform for its n-th token is a hash of its seed and n. So a group's samples differ,
+two runs with one seed agree, the order in which slots are served does not matter, and a resumed run needs no
+generator state. A task that comes twice in a step, where an epoch ends, is sampled anew.
 """
 
 from __future__ import annotations

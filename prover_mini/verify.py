@@ -27,7 +27,7 @@ class Verification:
     reused: int = 0
 
 
-def verify(player: Player, segments: list[Segment], step: int) -> Verification:
+def verify(player: Player, segments: list[Segment]) -> Verification:
     """Samples the continuations of all segments at once. A segment whose continuations failed on one side, by errors
     of the environment, gets no verdict."""
     places = []
@@ -35,7 +35,7 @@ def verify(player: Player, segments: list[Segment], step: int) -> Verification:
         places.append((segment.trajectory, segment.first_turn, "before"))
         places.append((segment.trajectory, segment.last_turn + 1, "after"))
     sampled, computed = player.sampled, player.prefix_computed
-    results = player.continuations(places, step)
+    results = player.continuations(places)
     out = Verification(sampled=player.sampled - sampled, computed=player.prefix_computed - computed)
     for (trajectory, turn, _), branches in zip(places, results):
         out.reused += len(branches) * trajectory.turns[turn].start

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from envs.base import Task
 from prover_mini.engine import Engine
+from prover_mini.errors import UserError
 from prover_mini.rollout import Player
 from prover_mini.trajectory import OFF_POLICY, Segment
 from prover_mini.verify import verify
@@ -90,7 +90,7 @@ def test_states_kept_and_recomputed_give_the_same_continuations(architecture):
         places = [(t, n, "x") for g in groups for t in g.successes for n in range(len(t.turns))]
         assert places
         assert all((t.turns[n].engine_state is not None) == (p is kept) for t, n, _ in places)
-        results.append([[signature(t) for t in branches] for branches in p.continuations(places, 1)])
+        results.append([[signature(t) for t in branches] for branches in p.continuations(places)])
     assert results[0] == results[1]
     assert kept.prefix_computed == 0 < fresh.prefix_computed
 
@@ -101,7 +101,7 @@ def test_a_continuation_starts_exactly_where_the_trajectory_was():
     for t in (t for g in groups for t in g.successes):
         before = signature(t)
         for n in range(len(t.turns)):
-            for branch in p.continuations([(t, n, "x")], 1)[0]:
+            for branch in p.continuations([(t, n, "x")])[0]:
                 cut = t.turns[n].start
                 assert branch.ids[:cut] == t.ids[:cut] and branch.turn_ids[:cut] == t.turn_ids[:cut]
                 assert [x.action for x in branch.turns[:n]] == [x.action for x in t.turns[:n]]
@@ -172,9 +172,9 @@ def value(p: Player, ids: list[int], hits: int, played: int) -> float:
 def test_delta_estimates_the_difference_of_exact_values():
     """Unbiased: the mean of many continuations against the enumerated value on both sides of a segment."""
     p = player(suite=ToySuite(turns=2, needed=1), continuations=1500, slots=256)
-    groups = play(p, keep_states=True)
+    groups = play(p, copies=16, keep_states=True)
     reference = next(g.reference for g in groups if g.reference and not first_letter(g.reference.turns[0].action) in HITS)
-    verification = verify(p, [Segment(reference, 0, 0)], step=1)
+    verification = verify(p, [Segment(reference, 0, 0)])
     (verdict,) = verification.verdicts
     before = value(p, reference.ids[: reference.turns[0].start], 0, 0)
     after = value(p, reference.ids[: reference.turns[1].start], 0, 1)
@@ -189,7 +189,7 @@ def test_delta_estimates_the_difference_of_exact_values():
 def test_both_sides_of_a_verdict_draw_independently():
     p = player(continuations=8)
     reference = next(g.reference for g in play(p, keep_states=True) if g.reference)
-    here, there = p.continuations([(reference, 1, "before"), (reference, 1, "after")], 1)
+    here, there = p.continuations([(reference, 1, "before"), (reference, 1, "after")])
     assert [t.ids for t in here] != [t.ids for t in there]
 
 
@@ -212,7 +212,7 @@ def test_errors_on_one_side_leave_no_verdict():
         return env
 
     p.suite.make_env = make_env
-    assert verify(p, [Segment(reference, 0, 0)], 1).verdicts == []
+    assert verify(p, [Segment(reference, 0, 0)]).verdicts == []
 
 
 def test_workers_step_environments_in_parallel_with_the_same_result():
@@ -223,10 +223,20 @@ def test_workers_step_environments_in_parallel_with_the_same_result():
     ]
 
 
-def test_task_identity_decides_the_draws_not_its_place():
-    p = player()
-    tasks = p.suite.tasks("train")
-    forward = p.rollouts([(0, tasks[0]), (1, tasks[1])], 1, [2, 2])
-    backward = p.rollouts([(0, tasks[1]), (1, tasks[0])], 1, [2, 2])
-    assert [t.ids for t in forward[0].trajectories] == [t.ids for t in backward[1].trajectories]
-    assert Task("toy-00", "train", "toy", "sound") == tasks[0]
+def test_place_and_task_decide_the_draws_not_the_company():
+    p = player(continuations=4)
+    first, second = p.suite.tasks("train")[:2]
+    both = p.rollouts([(0, first), (1, second)], 1, [8, 8], keep_states=True)
+    (alone,) = p.rollouts([(1, second)], 1, [8])
+    assert [signature(t) for t in both[1].trajectories] == [signature(t) for t in alone.trajectories]
+    (again,) = p.rollouts([(1, first)], 1, [8], keep_states=True)  # one task twice in a step
+    assert [t.ids for t in again.trajectories] != [t.ids for t in both[0].trajectories]
+    here, there = p.continuations([(g.trajectories[0], 0, "before") for g in (both[0], again)])
+    assert [t.ids for t in here] != [t.ids for t in there]
+
+
+def test_a_context_too_small_for_a_prompt_and_a_turn_is_refused():
+    prompt = len(toy_chat().prompt(""))
+    player(max_context_tokens=prompt + 10)
+    with pytest.raises(UserError, match="--max-context-tokens"):
+        player(max_context_tokens=prompt + 9)
