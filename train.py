@@ -55,9 +55,11 @@ def train(config: Config, given: dict) -> None:
     learner = Learner(model, engine, config, reference)
     if found:
         checkpoint.restore_optimizer(*found, learner)
+    budgets = recorded_budgets(config) if config.budget_run else {}
 
-    run = Run(run_dir, config, done)
-    player = Player(engine, chat, suite, config, run.episodes)
+    player = Player(engine, chat, suite, config)
+    run = Run(run_dir, config, done)  # the first to write anything
+    player.report = run.episodes
     judge, method = JUDGES[config.judge](config), METHODS[config.credit]
     measures_budget = config.budget_matched and not config.budget_run
     proposes, verifies = method.proposes or measures_budget, method.verifies or measures_budget
@@ -79,12 +81,12 @@ def train(config: Config, given: dict) -> None:
             segments = [answer for answer in answers if isinstance(answer, Segment)]
 
         with run.phase("verify"):
-            verification = verify(player, segments, step) if verifies else Verification()
+            verification = verify(player, segments) if verifies else Verification()
 
         extra_tokens = 0
         if config.budget_matched:
             with run.phase("rollout"):
-                extra_tokens = spend_budget(player, candidates, step, verification.sampled, config)
+                extra_tokens = spend_budget(player, candidates, step, verification.sampled, budgets.get(step), config)
             answers, segments, verification = [], [], Verification()
 
         credit = method.credit(groups, segments, verification.verdicts, config)
@@ -99,6 +101,8 @@ def train(config: Config, given: dict) -> None:
 
         sums = step_sums(groups, answers, judge.take_usage(), verification, extra_tokens, config)
         row = step_metrics(step, sums, update, run.take_times())
+        if row["env/error_rate"] == 1:
+            raise UserError(f"step {step}: every episode failed, the first with {first_error(groups)}; see {run_dir}")
         run.log(row, records(groups, credit, segments, verification), evaluation)
 
         skipped_in_a_row = 0 if update["update/applied"] else skipped_in_a_row + 1
@@ -130,15 +134,21 @@ def epoch_order(n: int, seed: int, epoch: int) -> list[int]:
     return order
 
 
-def spend_budget(player: Player, candidates: list[Group], step: int, measured: int, config: Config) -> int:
+def first_error(groups: list[Group]) -> str:
+    return next((t.error for g in groups for t in g.trajectories), "the error that rank 0 shows")
+
+
+def spend_budget(
+    player: Player, candidates: list[Group], step: int, measured: int, recorded: int | None, config: Config
+) -> int:
     """Control: extra rollouts of the eligible groups for as many tokens as ProVer's continuations take.
 
     The budget is what this step's own continuations sampled (`measured`; their outcomes are discarded), or, with
-    `budget_run`, what that run recorded for this step. Returns the tokens that were sampled.
+    `budget_run`, what that run `recorded` for this step, over all ranks. Returns the tokens that were sampled.
     """
-    if config.budget_run:
+    if recorded is not None:
         everywhere = sum(distributed.gather(len(candidates)))
-        measured = recorded_budget(config.budget_run, step) * len(candidates) / max(everywhere, 1)
+        measured = recorded * len(candidates) / max(everywhere, 1)
     if not candidates:
         return 0
     trajectories = [t for g in candidates for t in g.trajectories]
@@ -152,18 +162,20 @@ def spend_budget(player: Player, candidates: list[Group], step: int, measured: i
     return player.sampled - before
 
 
-def recorded_budget(run_dir: str, step: int) -> float:
-    for row in read_metrics(Path(run_dir) / "metrics.jsonl"):
-        if row["step"] == step:
-            return row["tokens/continuation"]
-    raise UserError(f"--budget-run {run_dir}: its metrics.jsonl has no step {step}")
+def recorded_budgets(config: Config) -> dict[int, int]:
+    """step -> tokens of its continuations in the run `budget_run`. Raises UserError where it lacks a step."""
+    path = Path(config.budget_run) / "metrics.jsonl"
+    budgets = {row["step"]: row["tokens/continuation"] for row in read_metrics(path)}
+    if missing := set(range(1, config.steps + 1)) - set(budgets):
+        raise UserError(f"--budget-run {config.budget_run}: its metrics.jsonl has no step {min(missing)}")
+    return budgets
 
 
 def main() -> int:
     """Runs the command line; 2 with one line on stderr for input that cannot be used."""
     try:
         train(*parse())
-    except UserError as error:
+    except (UserError, OSError, FloatingPointError) as error:  # a full disk, a policy that diverged
         if os.environ.get("RANK", "0") == "0":
             print(f"train.py: {error}", file=sys.stderr)
         return 2

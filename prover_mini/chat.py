@@ -41,6 +41,8 @@ class Chat:
         between, answer_opening = whole.split(REPLY)[1].split(SECOND)
         self._head, self._opening = self._template(head), self._template(self_opening)
         self._between, self._answer_opening = self._template(between), self._template(answer_opening)
+        if not self._head + self._opening:
+            raise UserError("the tokenizer makes no tokens of its chat template: its vocabulary is missing")
         if self._between[:1] == [self.end]:
             self._between = self._between[1:]
 
@@ -57,6 +59,7 @@ class Chat:
 
     @lru_cache(maxsize=8192)
     def _outside(self, text: str) -> tuple[int, ...]:
+        text = text.encode(errors="replace").decode()  # half a surrogate pair, legal in JSON, is no text
         ids = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         return tuple(ids[: self.limit])
 

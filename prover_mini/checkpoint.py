@@ -27,7 +27,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 def write_text(path: Path, text: str) -> None:
     """Writes a file so that its old content stays until the new one is complete on disk."""
     aside = path.with_name(path.name + ".tmp")
-    with open(aside, "w") as file:
+    with open(aside, "w", encoding="utf-8", errors="backslashreplace") as file:  # as JSON escapes it too
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
@@ -81,7 +81,7 @@ def latest(run_dir: Path) -> tuple[Path, dict] | None:
     pointer = run_dir / "latest"
     if not pointer.exists():
         return None
-    path = run_dir / "checkpoints" / pointer.read_text().strip()
+    path = run_dir / "checkpoints" / pointer.read_text(errors="replace").strip()
     try:
         state = json.loads((path / "state.json").read_text())
         files = state["files"].items()
@@ -94,9 +94,9 @@ def latest(run_dir: Path) -> tuple[Path, dict] | None:
 
 
 def remedy(run_dir: Path, damaged: Path) -> str:
-    older = [p.name for p in sorted((run_dir / "checkpoints").glob("step_??????")) if p.name < damaged.name]
-    if older:
-        return f"write {older[-1]} into {run_dir / 'latest'} to go on from there"
+    others = [p.name for p in sorted((run_dir / "checkpoints").glob("step_??????")) if p.name != damaged.name]
+    if others:
+        return f"write {others[-1]} into {run_dir / 'latest'} to go on from there"
     return "start the run anew in another directory"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +30,7 @@ class Config:
     corpus: str = option("", "SearchQA: passages to search, JSONL of id and contents; empty searches the embedded corpus.")
     retriever_url: str = option("", "SearchQA: address of a server that speaks the Search-R1 protocol, instead of a corpus.")
     topk: int = option(3, "SearchQA: passages returned by one search.")
-    mix: str = option("", "SearchQA, embedded questions: shares per kind such as '1-hop=.2,2-hop=.5,3-hop=.3'; empty is the default mix.")
+    mix: str = option("", "SearchQA, embedded questions: shares per kind such as '1-hop:.2,2-hop:.5,3-hop:.3'; empty is the default mix.")
     admissible: bool = option(True, "WebShop, ALFWorld: observations end with the actions that are possible.")
     page_mode: str = option("text", "WebShop: pages as one line of parts, or line by line with marked buttons.", ("text", "text_rich"))
     max_turns: int = option(30, "Turns after which an episode counts as failed.")
@@ -93,13 +94,20 @@ class Config:
             choices = f.metadata["choices"]
             if choices and getattr(self, f.name) not in choices:
                 raise UserError(f"--{dashed(f.name)} {getattr(self, f.name)!r}: choose one of {', '.join(choices)}")
+        for name, value in dataclasses.asdict(self).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise UserError(f"--{dashed(name)} {value}: must be a finite number")
         for name, least in MINIMA.items():
             if getattr(self, name) < least:
                 raise UserError(f"--{dashed(name)} {getattr(self, name)}: must be at least {least}")
         if self.budget_matched and self.credit != "grpo":
             raise UserError("--budget-matched spends ProVer's continuations on plain rollouts: use it with --credit grpo")
-        if self.temperature <= 0:
-            raise UserError(f"--temperature {self.temperature}: training samples, so it must be above 0")
+        if self.budget_run and not self.budget_matched:
+            raise UserError(f"--budget-run {self.budget_run}: says how much --budget-matched spends; add that")
+        if 0 < self.dual_clip <= 1:
+            raise UserError(f"--dual-clip {self.dual_clip}: must be above 1, or 0 for none")
+        if self.adam_beta2 >= 1:
+            raise UserError(f"--adam-beta2 {self.adam_beta2}: must be below 1")
 
 
 MINIMA = {
@@ -107,6 +115,8 @@ MINIMA = {
     "max_observation_tokens": 1, "max_segment_turns": 1, "max_successes": 1, "minibatches": 1, "micro_batch": 1,
     "slots": 1, "topk": 1, "eval_every": 1, "save_every": 1, "keep_checkpoints": 1, "max_bad_steps": 1,
     "credit_weight": 0, "kl_coef": 0, "lr": 0, "eval_temperature": 0, "eval_tasks": 0, "state_cache_mb": 0,
+    "max_context_tokens": 1, "warmup_steps": 0, "adam_beta2": 0, "weight_decay": 0, "clip_low": 0, "clip_high": 0,
+    "dual_clip": 0, "importance_cap": 0, "invalid_penalty": 0, "temperature": 0.01, "max_grad_norm": 1e-6,
 }  # fmt: skip
 
 # The embedded policies are small enough to learn within minutes on two CPU cores; real models follow the literature.
@@ -163,14 +173,17 @@ def parse(arguments: list[str] | None = None) -> tuple[Config, dict[str, Any]]:
     return config, given
 
 
-def save(config: Config, path: Path) -> None:
-    path.write_text(json.dumps(dataclasses.asdict(config), indent=2) + "\n")
+def dumps(config: Config) -> str:
+    return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
 
 
 def load(path: Path) -> Config:
     """The configuration of a run; fields that are not ours any more, or not of their type, raise UserError."""
     try:
-        values = json.loads(path.read_text())
-        return Config(**values)
+        config = Config(**json.loads(path.read_text()))
+        for name, kind in get_type_hints(Config).items():
+            if not isinstance(getattr(config, name), (int, float) if kind is float else kind):
+                raise TypeError(f"{name} is no {kind.__name__}")
+        return config
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{path}: not a configuration of this version ({error})") from None

@@ -10,19 +10,28 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from prover_mini.errors import UserError
+
 TIMEOUT = timedelta(minutes=30)  # a rank that waits longer than this has lost its peer: fail, never hang
 
 
 def start(device: str) -> torch.device:
-    """Joins the process group that torchrun describes in the environment; returns this rank's device."""
-    local = int(os.environ.get("LOCAL_RANK", 0))
-    if not device:
-        device = f"cuda:{local}" if torch.cuda.is_available() else "cpu"
-    chosen = torch.device(device)
+    """Joins the process group that torchrun describes in the environment; returns this rank's device.
+
+    Raises UserError for a device that this machine does not have.
+    """
+    if device in ("", "cuda") and (device or torch.cuda.is_available()):
+        device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+    try:
+        chosen = torch.device(device or "cpu")
+        torch.zeros(1, device=chosen).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise UserError(f"--device {device}: {str(error).splitlines()[0]}; use cpu or cuda") from None
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=TIMEOUT)
+        # gradients are reduced on the device, counts and records on the CPU
+        dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo", timeout=TIMEOUT)
     return chosen
 
 

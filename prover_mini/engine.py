@@ -82,6 +82,11 @@ class Engine:
     @torch.inference_mode()
     def __init__(self, model: PreTrainedModel, slots: int, max_tokens: int):
         check_supported(model)
+        try:
+            self._memory = make_memory(model, slots, max_tokens)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(f"--slots {slots} x --max-context-tokens {max_tokens}: lower one of them ({reason})") from None
         self.model = model
         self.slots = slots
         self.max_tokens = max_tokens
@@ -89,7 +94,6 @@ class Engine:
         self.weight_version = 0
         self.tokens_forwarded = 0
         self._stale: set[int] = set()
-        self._memory = make_memory(model, slots, max_tokens)
         self._cos_TE, self._sin_TE = rope_tables(model, max_tokens + 1)
         self._range = torch.arange(max_tokens + 1, device=self.device)
         lanes = slots * self._memory.key_ASJTE.shape[2]  # each slot and K/V head has its own run of positions
@@ -172,7 +176,7 @@ class Engine:
         logprobs = (logits_BV.gather(1, tokens_B1) - total_B1.log())[:, 0].tolist()
         if not math.isfinite(sum(logprobs)):
             bad = next(row for row, logprob in zip(rows, logprobs) if not math.isfinite(logprob))
-            raise FloatingPointError(f"slot {bad}: the model's logits are not finite")
+            raise FloatingPointError(f"slot {bad}: the model's logits are not finite; lower --lr, or start anew")
         return tokens_B1[:, 0].tolist(), logprobs
 
     @torch.inference_mode()

@@ -17,7 +17,7 @@ TINY = Path(__file__).parent / "assets" / "tiny"
 def load_policy(name: str, dtype: str, device: torch.device):
     """(model, tokenizer) of 'tiny', a local directory or a hub id; weights are read from safetensors only.
 
-    Raises UserError when there is no such model, it has no weights, or it is not a causal language model.
+    Raises UserError when there is no such model, it has no weights, weights of it are missing, or it is not a causal language model.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
@@ -31,7 +31,15 @@ def load_policy(name: str, dtype: str, device: torch.device):
         raise UserError(f"--model {name}: no such directory")
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), use_safetensors=True)
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            path, dtype=getattr(torch, dtype), use_safetensors=True, output_loading_info=True
+        )
     except Exception as error:  # the libraries raise many kinds for bad files; the user needs the first line
-        raise UserError(f"--model {name}: cannot be loaded ({str(error).strip().splitlines()[0][:300]})") from None
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+        raise UserError(f"--model {name}: cannot be loaded ({reason})") from None
+    if missing := sorted(loading["missing_keys"]):  # the library fills them with random numbers
+        raise UserError(f"--model {name}: {len(missing)} weights are missing, such as {missing[0]}; copy the model again")
+    if not 0 < len(tokenizer) <= model.config.vocab_size:
+        sizes = f"the tokenizer has {len(tokenizer)} tokens, the model {model.config.vocab_size}"
+        raise UserError(f"--model {name}: {sizes}; copy the files of both from one place")
     return model.to(device).eval(), tokenizer

@@ -11,15 +11,20 @@ Only rank 0 writes and prints. On a terminal the phase is shown as a bar; elsewh
 
 from __future__ import annotations
 
+import atexit
 import json
+import math
 import shlex
+import shutil
 import subprocess
 import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -54,7 +59,9 @@ def open_run(config: Config, given: dict) -> tuple[Path, Config]:
 def choose(config: Config) -> tuple[Path, Config]:
     if config.run_dir:
         path = Path(config.run_dir)
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if path.exists() and not path.is_dir():
+            raise UserError(f"--run-dir {path}: is a file; name a directory")
+        if path.exists() and any(path.iterdir()):
             raise UserError(f"--run-dir {path}: already holds a run; add --resume to continue it, or name another")
         return path, config
     number = 1
@@ -106,6 +113,11 @@ def read_metrics(path: Path) -> list[dict]:
     return rows
 
 
+def finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: null stands for them."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 class Run:
     """Writes one run's files and reports its progress; on other ranks than 0 it does nothing.
 
@@ -128,11 +140,16 @@ class Run:
             self.steps_bar = self.bar.add_task("steps", total=config.steps)
             self.phase_bar = self.bar.add_task("", total=None)
             self.bar.start()
+            atexit.register(self.bar.stop)  # gives the terminal its cursor back, however the run ends
 
     def _prepare(self, done: int) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            configuration.save(self.config, self.path / "config.json")
+            if not self.config.resume:
+                (self.path / "config.json").touch(exist_ok=False)
+            write_text(self.path / "config.json", configuration.dumps(self.config))
+        except FileExistsError:
+            raise UserError(f"--run-dir {self.path}: another run has just taken it; start again") from None
         except OSError as error:
             raise UserError(f"--run-dir {self.path}: cannot be written ({error.strerror})") from None
         with open(self.path / "command.txt", "a") as file:
@@ -143,6 +160,9 @@ class Run:
         for file in [*self.path.glob("rollouts/step_*"), *self.path.glob("eval/step_*")]:
             if file.stem > step_name(done):
                 file.unlink()
+        for checkpoint in self.path.glob("checkpoints/step_*"):
+            if checkpoint.name > step_name(done):
+                shutil.rmtree(checkpoint)
 
     @contextmanager
     def phase(self, name: str, step: int | None = None):
@@ -179,13 +199,14 @@ class Run:
         name = f"rollouts/{step_name(row['step'])}.jsonl"
         self.write(name, "".join(json.dumps(t, ensure_ascii=False) + "\n" for t in trajectories))
         with open(self.path / "metrics.jsonl", "a") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps({name: finite(value) for name, value in row.items()}, allow_nan=False) + "\n")
         if self.bar:
             self.bar.update(self.steps_bar, completed=row["step"])
         accepted = f"{row['prover/accepted']}/{row['prover/verified']} segments accepted"
         self.say(
             f"step {row['step']:4d}/{self.config.steps}  success {row['success_rate']:.3f}  "
             + (f"{accepted}  " if row["prover/proposed"] else "")
+            + (f"{row['env/error_rate']:.1%} of episodes failed by errors  " if row["env/error_rate"] else "")
             + f"loss {row['loss/policy']:+.4f}  grad {row['grad_norm']:.3f}  {row['time/total']:.1f} s"
         )
 
@@ -209,6 +230,7 @@ class Run:
         self.say(
             f"test panel {result['panel']} after step {step}: success {result['success_rate']:.3f} "
             f"[{low:.3f}, {high:.3f}], n {result['n']} ({kinds})"
+            + (f", {result['errors']} more failed by errors" if result["errors"] else "")
         )
 
     def close(self) -> None:
@@ -222,12 +244,12 @@ class Run:
             return
         rows = read_metrics(self.path / "metrics.jsonl")
         evaluations = [json.loads(f.read_text()) for f in sorted(self.path.glob("eval/step_*.json"))]
-        table = Table(title=str(self.path), show_header=False, title_justify="left")
+        table = Table(title=escape(str(self.path)), show_header=False, title_justify="left")
         for label, e in (("before", evaluations[0]), ("after", evaluations[-1])):
             low, high = e["ci95"]
             table.add_row(f"success {label} (step {e['step']})", f"{e['success_rate']:.3f}  95 % [{low:.3f}, {high:.3f}]  n {e['n']}")
             for kind, r in e["by_kind"].items():
-                table.add_row(f"  {kind}", f"{r['success_rate']:.3f}  n {r['n']}")
+                table.add_row(escape(f"  {kind}"), f"{r['success_rate']:.3f}  n {r['n']}")
 
         def total(name: str) -> float:
             return sum(row[name] for row in rows)
@@ -239,9 +261,10 @@ class Run:
             null = sum(row["prover/null_rate"] * row["prover/verified"] for row in rows) / verified
             table.add_row("acceptance / chance alone", f"{total('prover/accepted') / verified:.3f} / {null:.3f}")
         generated, continued = total("tokens/rollout"), total("tokens/continuation")
-        table.add_row("tokens: rollout / continuations", f"{generated:.0f} / {continued:.0f} (+{continued / generated:.1%})")
+        table.add_row("tokens: rollout / continuations", f"{generated:.0f} / {continued:.0f} (+{continued / max(generated, 1):.1%})")
         rest = total("time/total") - total("time/eval")
         share = (total("time/verify") + total("time/judge")) / max(rest - total("time/verify") - total("time/judge"), 1e-9)
         table.add_row("seconds: training / verification", f"{rest:.0f} / {total('time/verify'):.0f} (+{share:.1%} for judge and verification)")
-        table.add_row("largest |trainer - sampler| log-prob", f"{max(row['mismatch_max'] for row in rows):.1e}")
+        gaps = [row["mismatch_max"] for row in rows if row["mismatch_max"] is not None]
+        table.add_row("largest |trainer - sampler| log-prob", f"{max(gaps, default=0.0):.1e}")
         self.console.print(table)

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from prover_mini.config import PRESETS, Config, dashed, load, parse, save
+from prover_mini.config import PRESETS, Config, dashed, dumps, load, parse
 from prover_mini.errors import UserError
 
 PUBLIC = """env model credit judge steps groups_per_step group_size continuations credit_weight max_segment_turns
@@ -48,7 +48,15 @@ def test_help_names_every_field(capsys):
         (["--continuations", "0"], "--continuations 0: must be at least 1"),
         (["--credit", "magic"], "--credit 'magic': choose one of grpo, prover, judge_reward"),
         (["--temperature", "0"], "--temperature 0.0"),
+        (["--temperature", "nan"], "--temperature nan: must be a finite number"),
+        (["--lr", "inf"], "--lr inf: must be a finite number"),
+        (["--max-grad-norm", "0"], "--max-grad-norm 0.0: must be at least"),
+        (["--clip-low", "-1"], "--clip-low -1.0: must be at least 0"),
+        (["--dual-clip", "0.5"], "--dual-clip 0.5: must be above 1"),
+        (["--adam-beta2", "1"], "--adam-beta2 1.0: must be below 1"),
+        (["--max-context-tokens", "0"], "--max-context-tokens 0: must be at least 1"),
         (["--budget-matched"], "--budget-matched"),
+        (["--budget-run", "runs/other"], "--budget-run runs/other"),
         (["--stpes", "3"], "unrecognized arguments: --stpes 3"),
         (["--steps", "many"], "steps"),
         (["--resume", "perhaps"], "resume"),
@@ -63,10 +71,11 @@ def test_bad_fields_are_named(arguments, message):
 
 def test_round_trip_and_foreign_files(tmp_path):
     config, _ = parse(["--seed", "5"])
-    save(config, tmp_path / "config.json")
+    (tmp_path / "config.json").write_text(dumps(config))
     assert load(tmp_path / "config.json") == config
     (tmp_path / "other.json").write_text(json.dumps({"colour": "blue"}))
     (tmp_path / "cut.json").write_text('{"env": "sea')
-    for name in ("other.json", "cut.json", "missing.json"):
+    (tmp_path / "typed.json").write_text(json.dumps({"steps": "many"}))
+    for name in ("other.json", "cut.json", "typed.json", "missing.json"):
         with pytest.raises(UserError, match=name):
             load(tmp_path / name)

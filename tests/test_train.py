@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,12 +12,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import train
 from prover_mini import distributed
+from prover_mini.errors import UserError
 from prover_mini.model import TINY
-from tests.toys import toy_model, toy_tokenizer
+from prover_mini.run import Run
+from tests.toys import ToySuite, toy_config, toy_model, toy_tokenizer
 
 ROOT = Path(__file__).parent.parent
 SMALL = (
@@ -40,8 +43,12 @@ def start(*arguments: str, ranks: int = 0) -> subprocess.Popen:
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
+def refuse(constant: str):
+    raise AssertionError(f"{constant} is no JSON")
+
+
 def metrics(path: Path, times: bool = False) -> list[dict]:
-    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line, parse_constant=refuse) for line in (path / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in row.items() if times or not k.startswith("time/")} for row in rows]
 
 
@@ -178,11 +185,10 @@ def test_a_budget_can_be_taken_from_another_run(whole, tmp_path):
     budget = metrics(whole)[0]["tokens/continuation"]
     assert abs(row["tokens/extra_rollout"] - budget) < 40  # whole trajectories of about 20 tokens
     assert run(*arguments, "--steps", "9", "--run-dir", tmp_path / "longer") == 2
+    assert not (tmp_path / "longer").exists()
 
 
 def damaged_checkpoint(tmp_path, whole) -> list:
-    import shutil
-
     path = tmp_path / "run"
     shutil.copytree(whole, path)
     file = path / "checkpoints" / "step_000004" / "optimizer.safetensors"
@@ -194,6 +200,24 @@ def model_without_weights(tmp_path, whole) -> list:
     toy_model().config.save_pretrained(tmp_path / "model")
     toy_tokenizer().save_pretrained(tmp_path / "model")
     return ["--model", tmp_path / "model"]
+
+
+def model_with_missing_weights(tmp_path, whole) -> list:
+    shutil.copytree(TINY, tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    save_file({n: w for n, w in load_file(file).items() if "layers.1." not in n}, file, metadata={"format": "pt"})
+    return ["--model", tmp_path / "model"]
+
+
+def tokenizer_without_vocabulary(tmp_path, whole) -> list:
+    shutil.copytree(TINY, tmp_path / "model", ignore=shutil.ignore_patterns("tokenizer*"))
+    return ["--model", tmp_path / "model"]
+
+
+def latest_names_nothing(tmp_path, whole) -> list:
+    shutil.copytree(whole, tmp_path / "run")
+    (tmp_path / "run" / "latest").write_bytes(b"\xff\x00")
+    return ["--run-dir", tmp_path / "run", "--resume", "--steps", "8"]
 
 
 def text_file(tmp_path, name: str, text: str) -> Path:
@@ -220,12 +244,21 @@ BAD = {
     "finished run": lambda tmp, whole: ["--run-dir", whole, "--resume"],
     "changed field": lambda tmp, whole: ["--run-dir", whole, "--resume", "--steps", "8", "--lr", "0.5"],
     "nothing to resume": lambda tmp, whole: ["--run-dir", tmp / "none", "--resume"],
+    "missing weights": model_with_missing_weights,
+    "no vocabulary": tokenizer_without_vocabulary,
+    "latest names nothing": latest_names_nothing,
+    "unknown device": lambda tmp, whole: ["--device", "abacus"],
+    "small context": lambda tmp, whole: ["--max-context-tokens", "40"],
+    "name too long": lambda tmp, whole: ["--run-dir", tmp / ("x" * 300)],
+    "a file as directory": lambda tmp, whole: ["--run-dir", text_file(tmp, "notes", "")],
 }  # fmt: skip
 NAMED = {
     "unknown environment": "chess", "missing data": "none.jsonl", "malformed line": "q.jsonl", "empty corpus": "c.jsonl",
     "unreachable retriever": "127.0.0.1:9", "model without weights": "weights", "missing model": "nowhere",
     "directory of another run": "already holds", "damaged checkpoint": "optimizer.safetensors", "group of one": "--group-size",
     "no continuation": "--continuations", "finished run": "finished", "changed field": "--lr", "nothing to resume": "none",
+    "missing weights": "layers.1", "no vocabulary": "vocabulary", "latest names nothing": "step_000004", "unknown device": "abacus",
+    "small context": "--max-context-tokens", "name too long": "too long", "a file as directory": "notes",
 }  # fmt: skip
 
 
@@ -249,11 +282,46 @@ def test_steps_without_a_finite_loss_end_the_run(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(Learner, "_loss", lambda *a: (original(*a)[0] * float("nan"), original(*a)[1]))
     assert run(*SMALL, "--max-bad-steps", "2", "--run-dir", tmp_path / "run") == 2
     assert "2 steps in a row" in capsys.readouterr().err
+    assert [row["loss/policy"] for row in metrics(tmp_path / "run")] == [None, None]
     kept = json.loads((tmp_path / "run" / "skipped" / "step_000001.json").read_text())
     assert len(kept) == 16 and {"ids", "turn_ids", "logprobs", "advantage", "credit"} <= set(kept[0])
     saved = weights(tmp_path / "run") if (tmp_path / "run" / "latest").exists() else load_file(TINY / "model.safetensors")
     start = load_file(TINY / "model.safetensors")
     assert all(torch.equal(saved[name].float(), start[name].float()) for name in start)
+
+
+def test_a_step_without_a_sound_episode_ends_the_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(train, "load_suite", lambda *a: ToySuite(kind="broken"))
+    assert run(*SMALL, "--run-dir", tmp_path / "run") == 2
+    assert "this task is broken" in capsys.readouterr().err
+
+
+def test_text_from_outside_is_shown_as_it_is(tmp_path, capsys):
+    """A kind that looks like markup, half a surrogate pair in a passage."""
+    questions = "".join(f'{{"question": "who is {i}?", "answer": "me", "type": "[/bold]"}}\n' for i in range(20))
+    passage = '{"contents": "\\ud83d who"}\n'
+    files = ["--data", text_file(tmp_path, "q.jsonl", questions), "--corpus", text_file(tmp_path, "c.jsonl", passage)]
+    assert run(*SMALL, *files, "--steps", "1", "--run-dir", tmp_path / "[run]") == 0
+    shown = capsys.readouterr().out
+    assert "[/bold]" in shown and "[run]" in shown
+
+
+def test_what_a_resumed_run_will_write_again_is_dropped(tmp_path):
+    for name in ("checkpoints/step_000002", "checkpoints/step_000004", "checkpoints/step_000006.tmp", "rollouts"):
+        (tmp_path / name).mkdir(parents=True)
+    for step in (2, 3):
+        (tmp_path / "rollouts" / f"step_{step:06d}.jsonl").touch()
+    (tmp_path / "metrics.jsonl").write_text('{"step": 2}\n{"step": 3}\n{"st')
+    Run(tmp_path, toy_config(resume=True), 2)
+    left = {str(f.relative_to(tmp_path)) for folder in ("checkpoints", "rollouts") for f in (tmp_path / folder).iterdir()}
+    assert left == {"checkpoints/step_000002", "rollouts/step_000002.jsonl"}
+    assert metrics(tmp_path) == [{"step": 2}]
+
+
+def test_two_runs_cannot_take_one_directory(tmp_path):
+    Run(tmp_path, toy_config(), 0)
+    with pytest.raises(UserError, match="another run"):
+        Run(tmp_path, toy_config(), 0)
 
 
 def test_ranks_of_one_process():
