@@ -189,7 +189,8 @@ def _grpo_loss_kernel(
         sums += tl.where(column == 3, tl.sum(high.to(tl.float32)), 0.0)
         sums += tl.where(column == 4, tl.sum(dual.to(tl.float32)), 0.0)
         sums += tl.where(column == 5, tl.sum(tl.where(policy, ratio, 0.0)), 0.0)
-        sums = tl.maximum(sums, tl.where(column == 6, tl.max(tl.where(policy, ratio, 0.0)), float("-inf")))
+        # only this column: a maximum drops NaN on a GPU
+        sums = tl.where(column == 6, tl.maximum(sums, tl.max(tl.where(policy, ratio, 0.0))), sums)
         sums -= tl.where(column == 7, tl.sum(tl.where(policy, log_ratio, 0.0)), 0.0)
         sums += tl.where(column == 8, tl.sum(tl.where(policy, kl, 0.0)), 0.0)
     tl.store(partial_PS + p * PARTIALS + column, sums)
