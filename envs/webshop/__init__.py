@@ -1,4 +1,7 @@
-"""WebShop: buy what an instruction asks for in a shop of text pages. See `shop` for the rules of the game."""
+"""WebShop: buy what an instruction asks for in a shop of text pages. See `shop` for the rules of the game.
+
+The embedded shop, in `data`, is made by scripts/build_webshop.py, and read like any other directory of official files.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from envs.webshop.goals import SEED, draw_goals, split_of
 from envs.webshop.nouns import NounTagger, content_words
 from envs.webshop.shop import Shop
 from prover_mini.errors import UserError
+
+EMBEDDED = Path(__file__).parent / "data"
 
 
 class WebShop(Suite):
@@ -59,7 +64,5 @@ class WebShop(Suite):
 
 
 def load(config: Any) -> WebShop:
-    """The suite of the directory in the field data of a configuration."""
-    if not config.data:
-        raise UserError("env webshop: the embedded catalogue is not built yet; give --data DIR with the official files")
-    return WebShop(Path(config.data), mode=config.page_mode, admissible=config.admissible)
+    """The suite of the directory in the field data of a configuration, or of the embedded shop."""
+    return WebShop(Path(config.data) if config.data else EMBEDDED, mode=config.page_mode, admissible=config.admissible)

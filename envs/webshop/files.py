@@ -5,18 +5,21 @@
     items_ins_v2.json      {asin: {"attributes": [..], "instruction": text, "instruction_attributes": [..]}}
     items_human_ins.json   {asin: [{"instruction", "instruction_attributes": [..], "instruction_options": [..]}, ..]}
 
-The first two also exist in a small version, with `_1000` before the suffix. The products file may have gigabytes: it
-is decoded one product at a time. A product that breaks the format is skipped and counted, never guessed at.
+The first two also exist in a small version, with `_1000` before the suffix. Any of them may be packed, as .json.gz.
+The products file may have gigabytes: it is decoded one product at a time. A product that breaks the format is skipped
+and counted, never guessed at.
 
 Source: Yao et al., "WebShop: Towards Scalable Real-World Web Interaction with Grounded Language Agents", 2022.
 """
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import math
 import re
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,6 +38,7 @@ NO_ATTRIBUTES = ("DUMMY_ATTR",)
 NO_NUMBER = re.compile(r"[^\d.]")
 SPACE = re.compile(r"\s*")
 ENDS = ",] \t\r\n"
+UNREADABLE = (ValueError, RecursionError, OSError, EOFError, zlib.error)
 
 
 @dataclass(frozen=True)
@@ -86,18 +90,28 @@ def find_files(directory: Path) -> Files:
     if not directory.is_dir():
         raise UserError(f"data {directory}: no such directory")
     for size in ("", "_1000"):
-        products, attributes = directory / f"items_shuffle{size}.json", directory / f"items_ins_v2{size}.json"
-        if products.is_file() and attributes.is_file():
-            human = directory / "items_human_ins.json"
-            return Files(products, attributes, human if human.is_file() else None)
+        products, attributes = (_find(directory, f"{name}{size}") for name in ("items_shuffle", "items_ins_v2"))
+        if products and attributes:
+            return Files(products, attributes, _find(directory, "items_human_ins"))
     raise UserError(f"data {directory}: needs items_shuffle.json and items_ins_v2.json, or both with _1000")
+
+
+def _find(directory: Path, name: str) -> Path | None:
+    paths = (directory / f"{name}{suffix}" for suffix in (".json", ".json.gz"))
+    return next((path for path in paths if path.is_file()), None)
+
+
+def unpacked(path: Path, stream: BinaryIO) -> BinaryIO:
+    """The content of the file at `path`, whose bytes `stream` reads."""
+    return gzip.GzipFile(fileobj=stream) if path.suffix == ".gz" else stream
 
 
 def read_object(path: Path) -> dict[str, Any]:
     """A whole JSON file that holds one object. Raises UserError."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError, OSError) as error:
+        with path.open("rb") as stream:
+            data = json.loads(unpacked(path, stream).read().decode())
+    except UNREADABLE as error:
         raise UserError(f"{path} cannot be read as JSON: {_one_line(error)}") from None
     if not isinstance(data, dict):
         raise UserError(f"{path}: must hold one JSON object with an entry per product")
@@ -122,8 +136,8 @@ def read_products(path: Path, stream: BinaryIO, attributes: dict[str, Any], skip
 def read_array(path: Path, stream: BinaryIO) -> Iterator[Any]:
     """The values of a JSON array, decoded one at a time. Raises UserError."""
     try:
-        yield from _values(io.TextIOWrapper(stream, encoding="utf-8-sig"))
-    except (ValueError, RecursionError, OSError) as error:
+        yield from _values(io.TextIOWrapper(unpacked(path, stream), encoding="utf-8-sig"))
+    except UNREADABLE as error:
         raise UserError(f"{path} is cut or no JSON array of products: {_one_line(error)}") from None
 
 
