@@ -1,7 +1,7 @@
 """Checkpoints: written aside, renamed when complete, `latest` moved last; nothing is pickled.
 
     checkpoints/step_000010/model/               HF layout: what AutoModelForCausalLM and inference servers load
-    checkpoints/step_000010/optimizer.safetensors    AdamW's two moments per parameter
+    checkpoints/step_000010/optimizer.safetensors    AdamW's two moments per parameter; float32 masters
     checkpoints/step_000010/state.json           step, AdamW's step count, sizes of all files
 
 There is no generator state to keep: every random draw of the run is a function of its place (seeds.py), and the tasks
@@ -47,8 +47,10 @@ def save(run_dir: Path, step: int, learner: Learner, tokenizer, keep: int) -> No
     learner.model.save_pretrained(aside / "model")
     tokenizer.save_pretrained(aside / "model")
     tensors, count = {}, 0
-    for name, parameter in zip(learner.names, learner.parameters):
-        state = learner.optimizer.state.get(parameter)
+    for name, parameter, master in zip(learner.names, learner.parameters, learner.masters):
+        if parameter.dtype != master.dtype:
+            tensors[f"master/{name}"] = master
+        state = learner.optimizer.state.get(master)
         if state:
             count = int(state["step"])
             tensors |= {f"{moment}/{name}": state[moment].contiguous() for moment in MOMENTS}
@@ -101,12 +103,14 @@ def remedy(run_dir: Path, damaged: Path) -> str:
 
 
 def restore_optimizer(path: Path, state: dict, learner: Learner) -> None:
-    """Puts AdamW's moments back, bit for bit."""
+    """Puts AdamW's moments and the float32 masters back, bit for bit."""
     try:
         tensors = load_file(path / "optimizer.safetensors", device=str(learner.device))
-        for name, parameter in zip(learner.names, learner.parameters):
+        for name, master in zip(learner.names, learner.masters):
+            if f"master/{name}" in tensors:
+                master.copy_(tensors[f"master/{name}"])
             if f"{MOMENTS[0]}/{name}" in tensors:
                 moments = {moment: tensors[f"{moment}/{name}"] for moment in MOMENTS}
-                learner.optimizer.state[parameter] = {"step": torch.tensor(float(state["optimizer_steps"])), **moments}
+                learner.optimizer.state[master] = {"step": torch.tensor(float(state["optimizer_steps"])), **moments}
     except Exception as error:
         raise UserError(f"{path}: the optimizer state cannot be read ({error})") from None

@@ -40,7 +40,7 @@ class Config:
     # policy
     model: str = option("tiny", "'tiny' is the embedded policy; otherwise a local directory or a hub id.")
     device: str = option("", "Torch device; empty takes the local rank's GPU where there is one, else the CPU.")
-    dtype: str = option("float32", "Type of the weights.", ("float32", "bfloat16"))
+    dtype: str = option("float32", "Type of the weights in rollouts and in the loss; the optimizer keeps them in float32.", ("float32", "bfloat16"))
     temperature: float = option(1.0, "Sampling temperature of rollouts and continuations, also applied in the loss.")
     slots: int = option(256, "Trajectories that one rank plays at the same time.")
     state_cache_mb: int = option(2048, "Memory per rank for states at turn boundaries; what does not fit is recomputed.")
@@ -122,7 +122,7 @@ MINIMA = {
 # The embedded policies are small enough to learn within minutes on two CPU cores; real models follow the literature.
 PRESETS: dict[tuple[str, bool], dict[str, Any]] = {
     ("searchqa", True): {
-        "steps": 80, "lr": 3e-4, "max_turns": 6, "max_turn_tokens": 16, "max_observation_tokens": 64,
+        "steps": 80, "lr": 1e-4, "max_turns": 6, "max_turn_tokens": 16, "max_observation_tokens": 64,
         "max_context_tokens": 384,
     },
     ("searchqa", False): {"max_turns": 30},

@@ -17,7 +17,7 @@ TINY = Path(__file__).parent / "assets" / "tiny"
 def load_policy(name: str, dtype: str, device: torch.device):
     """(model, tokenizer) of 'tiny', a local directory or a hub id; weights are read from safetensors only.
 
-    Raises UserError when there is no such model, it has no weights, weights of it are missing, or it is not a causal language model.
+    Raises UserError when there is no such model, it lacks weights, or it is not a causal language model.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging

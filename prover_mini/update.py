@@ -56,6 +56,9 @@ class Row:
 class Learner:
     """Owns the weights that are trained, their optimizer and the schedule.
 
+    The optimizer works on `masters`, float32: steps of a usual size are below the resolution of bfloat16 and would
+    be lost in it one by one. Masters of float32 weights are these weights, not copies.
+
     Args:
         model: a transformers causal language model.
         engine: the rollout engine on the same weights; its states die in the function that changes them.
@@ -65,8 +68,9 @@ class Learner:
     def __init__(self, model, engine, config: Config, reference=None):
         self.model, self.engine, self.config, self.reference = model, engine, config, reference
         self.names, self.parameters = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad))
+        self.masters = [p.detach().float() for p in self.parameters]
         self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=config.lr, betas=(0.9, config.adam_beta2), weight_decay=config.weight_decay
+            self.masters, lr=config.lr, betas=(0.9, config.adam_beta2), weight_decay=config.weight_decay
         )
         self.device = self.parameters[0].device
 
@@ -98,7 +102,7 @@ class Learner:
             "seq_mean_token_mean": trajectories,
             "constant": trajectories * c.max_turns * c.max_turn_tokens,
         }[c.aggregation]
-        self.optimizer.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)
         sums: Counter[str] = Counter()
         largest_gap = 0.0
         learning = [r for r in rows if len(r.targets) and (c.kl_coef or r.advantage.any())]
@@ -118,15 +122,19 @@ class Learner:
         largest_gap = max(distributed.gather(largest_gap))
         return {**reduced, "grad_norm": norm, "applied": float(applied), "mismatch_max": largest_gap}
 
+    @torch.no_grad()
     def _apply(self, gradient: torch.Tensor, step: int) -> None:
         """The only place where weights change; cached engine states of the old weights die here."""
         offset = 0
-        for parameter in self.parameters:
-            parameter.grad = gradient[offset : offset + parameter.numel()].view_as(parameter).to(parameter.dtype)
-            offset += parameter.numel()
+        for master in self.masters:
+            master.grad = gradient[offset : offset + master.numel()].view_as(master)
+            offset += master.numel()
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, step)
         self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        for parameter, master in zip(self.parameters, self.masters):
+            parameter.copy_(master)
         self.engine.weights_changed()
 
     def _loss(self, rows: list[Row], denominator: float) -> tuple[torch.Tensor, dict[str, float]]:

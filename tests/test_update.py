@@ -7,12 +7,14 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from prover_mini import checkpoint
 from prover_mini.credit import METHODS, batch
 from prover_mini.engine import Engine, StaleState
+from prover_mini.model import load_policy
 from prover_mini.rollout import Player
 from prover_mini.trajectory import OFF_POLICY, Group
 from prover_mini.update import Learner, learning_rate, token_advantages
-from tests.toys import ToySuite, toy_chat, toy_config, toy_model
+from tests.toys import ToySuite, toy_chat, toy_config, toy_model, toy_tokenizer
 
 
 class Probe(Learner):
@@ -196,3 +198,36 @@ def test_schedules():
     assert learning_rate(config, 7) == pytest.approx(0.5)
     config.lr_schedule, config.warmup_steps = "constant", 0
     assert {learning_rate(config, step) for step in range(1, 11)} == {1.0}
+
+
+def bfloat16_learner(config, model=None) -> Learner:
+    model = model or toy_model().bfloat16()
+    return Learner(model, Engine(model, 1, 8), config)
+
+
+def test_small_steps_add_up_in_bfloat16():
+    """AdamW under a constant gradient moves every weight by lr a step, here far below what bfloat16 can hold."""
+    learner = bfloat16_learner(toy_config(lr=1e-5))
+    before = torch.cat([p.detach().flatten().double() for p in learner.parameters])
+    for step in range(1, 201):
+        learner._apply(torch.ones(len(before)), step)
+    after = torch.cat([p.detach().flatten().double() for p in learner.parameters])
+    assert (before - after).mean().item() == pytest.approx(200 * 1e-5, rel=0.05)
+    assert all(p.dtype == torch.bfloat16 for p in learner.parameters)
+
+
+def test_a_bfloat16_checkpoint_goes_on_bit_for_bit(tmp_path):
+    config = toy_config(lr=1e-5)
+    learner = bfloat16_learner(config)
+    gradients = [torch.randn(sum(p.numel() for p in learner.parameters), generator=torch.Generator().manual_seed(s)) for s in range(4)]
+    for step, gradient in enumerate(gradients[:2], 1):
+        learner._apply(gradient, step)
+    checkpoint.save(tmp_path, 2, learner, toy_tokenizer(), 1)
+    found = checkpoint.latest(tmp_path)
+    resumed = bfloat16_learner(config, load_policy(str(found[0] / "model"), "bfloat16", torch.device("cpu"))[0])
+    checkpoint.restore_optimizer(*found, resumed)
+    for step, gradient in enumerate(gradients[2:], 3):
+        learner._apply(gradient, step)
+        resumed._apply(gradient, step)
+    assert all(torch.equal(a, b) for a, b in zip(learner.masters, resumed.masters))
+    assert all(torch.equal(a, b) for a, b in zip(learner.parameters, resumed.parameters))
