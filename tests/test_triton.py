@@ -4,31 +4,34 @@ The interpreter replaces Triton's compiler when the kernels are imported, so it 
 """
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from kernels.launch import fused
 from tests.aot import SHARED_LIMIT, compile_job, jobs
+from tests.test_update import ours, sampled_groups
+from tests.toys import toy_config
 
 ROOT = Path(__file__).parent.parent
 KERNEL_TESTS = ["tests/test_segment_advantage.py", "tests/test_grpo_loss.py", "tests/test_linear_logprob.py"]
 
-STEP = """
-import sys, torch
-from tests.interpreter import INTERPRETED
-from tests.test_update import ours, sampled_groups
-from tests.toys import toy_config
-config = toy_config(temperature=0.7, kl_coef=0.1, importance_cap=1.5, max_grad_norm=1e9)
-gradient, metrics = ours(config, sampled_groups(config, tasks=1, turns=2)[1])
-torch.save((INTERPRETED, gradient, metrics), sys.argv[1])
-"""
+INTERPRETED_STEP = "import sys, torch; from tests.test_triton import step; torch.save(step(), sys.argv[1])"
 
 
-def run(arguments, interpreted=True):
-    environment = {**os.environ, "TRITON_INTERPRET": "1" if interpreted else "0", "PYTHONPATH": str(ROOT)}
+def step():
+    """(whether Triton ran it, gradient, metrics) of one trainer step on sampled groups."""
+    config = toy_config(temperature=0.7, kl_coef=0.1, importance_cap=1.5, max_grad_norm=1e9)
+    _, groups = sampled_groups(config, tasks=1, turns=2)
+    return fused(torch.zeros(())), *ours(config, groups)
+
+
+def run(arguments):
+    """In a process of its own, interpreted."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.run([sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
@@ -40,22 +43,16 @@ def test_kernels_pass_their_tests_when_interpreted():
 
 def test_no_access_outside_of_any_tensor():
     done = run(["-W", "ignore", "-m", "tests.guard"])
-    assert done.returncode == 0 and "every access was inside" in done.stdout, done.stderr[-2000:]
-    assert run(["-W", "ignore", "-m", "tests.guard", "beyond"]).returncode == -signal.SIGSEGV
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines() == ["one column too many was caught", "every other access was inside"]
 
 
 def test_a_trainer_step_is_the_same_on_torch_and_triton(tmp_path):
-    import torch
-
-    results = []
-    for interpreted in (False, True):
-        done = run(["-c", STEP, str(tmp_path / "step.pt")], interpreted)
-        assert done.returncode == 0, done.stderr[-2000:]
-        was_interpreted, gradient, metrics = torch.load(tmp_path / "step.pt")
-        assert was_interpreted == interpreted
-        results.append((gradient, metrics))
-    (gradient, metrics), (fused_gradient, fused_metrics) = results
-    assert gradient.norm() > 0
+    on_triton, gradient, metrics = step()
+    done = run(["-W", "ignore", "-c", INTERPRETED_STEP, str(tmp_path / "step.pt")])
+    assert done.returncode == 0, done.stderr[-2000:]
+    fused_on_triton, fused_gradient, fused_metrics = torch.load(tmp_path / "step.pt")
+    assert (on_triton, fused_on_triton) == (False, True) and gradient.norm() > 0
     torch.testing.assert_close(fused_gradient, gradient, rtol=1e-4, atol=1e-6 * gradient.abs().max().item())
     assert fused_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-7)
 
