@@ -99,7 +99,7 @@ def train(config: Config, given: dict) -> None:
             with run.phase("eval"):
                 evaluation = evaluate(player, panel, config.eval_temperature)
 
-        sums = step_sums(groups, answers, judge.take_usage(), verification, extra_tokens, config)
+        sums = step_sums(groups, candidates, answers, judge.take_usage(), verification, extra_tokens, config)
         row = step_metrics(step, sums, update, run.take_times())
         if row["env/error_rate"] == 1:
             raise UserError(f"step {step}: every episode failed, the first with {first_error(groups)}; see {run_dir}")

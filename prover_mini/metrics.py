@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from prover_mini import distributed
-from prover_mini.credit import Credit, batch, eligible, null_rate
+from prover_mini.credit import Credit, batch, null_rate
 from prover_mini.config import Config
 from prover_mini.judge import Answer, Failure, Usage
 from prover_mini.trajectory import Group, Segment
@@ -13,11 +13,21 @@ from prover_mini.verify import Verification
 
 
 def step_sums(
-    groups: list[Group], answers: list[Answer], usage: Usage, verification: Verification, extra_tokens: int, config: Config
+    groups: list[Group],
+    candidates: list[Group],
+    answers: list[Answer],
+    usage: Usage,
+    verification: Verification,
+    extra_tokens: int,
+    config: Config,
 ) -> Counter:
-    """This rank's counts of one step; counts of ranks add up."""
-    trajectories = [t for g in groups for t in g.trajectories]
-    healthy = [t for g in groups for t in g.healthy]
+    """This rank's counts of one step; counts of ranks add up.
+
+    `candidates` are the eligible groups. What `budget_matched` added to them, hard tasks all, is left out of the rates,
+    so that these mean the same in every run; only its tokens are counted, as `extra_tokens`.
+    """
+    trajectories = [t for g in groups for t in g.trajectories[: config.group_size]]
+    healthy = [t for t in trajectories if not t.error]
     turns = [turn for t in healthy for turn in t.turns]
     accepted = [v for v in verification.verdicts if v.accepted]
     return Counter(
@@ -31,12 +41,12 @@ def step_sums(
         invalid=sum(not turn.valid for turn in turns),
         groups=len(groups),
         equal=sum(len({t.reward for t in g.healthy}) < 2 for g in groups),
-        rollout_tokens=sum(t.policy_tokens for t in trajectories) - extra_tokens,
+        rollout_tokens=sum(t.policy_tokens for t in trajectories),
         extra_tokens=extra_tokens,
         continuation_tokens=verification.sampled,
         reused=verification.reused,
         computed=verification.computed,
-        eligible=sum(eligible(g, config.max_successes) for g in groups),
+        eligible=len(candidates),
         proposed=sum(isinstance(a, Segment) for a in answers),
         judge_calls=usage.calls,
         judge_failures=sum(isinstance(a, Failure) for a in answers),

@@ -168,7 +168,14 @@ def test_controls_and_switches_run(fields, tmp_path):
     (row,) = metrics(path)
     if "--budget-matched" in fields:
         assert row["tokens/extra_rollout"] > 0 == row["prover/verified"] == row["tokens/continuation"]
-        assert len((path / "rollouts" / "step_000001.jsonl").read_text().splitlines()) > 32
+        records = [json.loads(line) for line in (path / "rollouts" / "step_000001.jsonl").read_text().splitlines()]
+        first = [r for r in records if r["sample"] < 4]
+        successes = [sum(r["success"] for r in first if r["group"] == g) for g in range(8)]
+        assert len(records) > len(first) == 32
+        assert row["success_rate"] == sum(successes) / 32
+        assert row["prover/eligible"] == sum(1 <= n <= 3 for n in successes)
+        tokens = sum(t["token_span"][1] - t["token_span"][0] for r in records for t in r["turns"])
+        assert row["tokens/rollout"] + row["tokens/extra_rollout"] == tokens
     elif "grpo" in fields:
         assert row["judge/calls"] == row["tokens/continuation"] == 0
     elif "judge_reward" in fields:
