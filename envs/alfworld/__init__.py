@@ -1,5 +1,5 @@
-"""ALFWorld: household tasks in text rooms, played from the official game files. See `env` for the form of an action,
-`world` for the rules."""
+"""ALFWorld: household tasks in text rooms, from the official game files or the embedded games. See `env` for the form
+of an action, `world` for the rules."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from envs.alfworld.embedded import SIZES, load_embedded, open_embedded
 from envs.alfworld.env import INSTRUCTIONS, AlfworldEnv
 from envs.alfworld.games import FOLDERS, load_tasks, open_game
 from envs.alfworld.world import World
@@ -48,10 +49,18 @@ class Alfworld(Suite):
 
 
 def load(config: Any) -> Alfworld:
-    """The suite of the official files below the directory in the field data."""
+    """The suite of the official files below the directory in the field data; without one, of the embedded games, in
+    small rooms for the embedded policy. Raises UserError."""
     if not config.data:
-        raise UserError("alfworld has no embedded games yet: give the official files with --data DIR")
+        return embedded("small" if config.model == "tiny" else "full", config.admissible)
     root = Path(config.data)
     if not any((root / folder).is_dir() for folder in FOLDERS.values()):
         raise UserError(f"--data {root}: has none of the folders {', '.join(FOLDERS.values())}")
     return Alfworld(lambda split: load_tasks(root, split), open_game, config.admissible)
+
+
+def embedded(rooms: str = "small", admissible: bool = True) -> Alfworld:
+    """The suite of the embedded games in "small" or "full" rooms. Raises UserError for another word."""
+    if rooms not in SIZES:
+        raise UserError(f"alfworld has no rooms {rooms!r}: choose one of {', '.join(SIZES)}")
+    return Alfworld(lambda split: load_embedded(rooms, split), open_embedded, admissible)
