@@ -48,16 +48,16 @@ class Report:
         lines.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")
         print(f"\n{title}", *lines, sep="\n", flush=True)
         self.markdown += [f"## {title}", "", *lines, ""]
-        for i, row in enumerate(rows):
-            self.rows += [{"table": title, "row": i, "field": key, "value": value} for key, value in row.items()]
+        self.rows += [{"device": self.header, "table": title.split(":")[0], **row} for row in rows]
 
     def save(self) -> None:
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / f"{self.name}.md").write_text("\n".join(self.markdown))
         with open(RESULTS / f"{self.name}.csv", "w", newline="") as file:
-            writer = csv.DictWriter(file, ["device", "table", "row", "field", "value"])
+            columns = dict.fromkeys(key for row in self.rows for key in row)
+            writer = csv.DictWriter(file, columns, restval="")
             writer.writeheader()
-            writer.writerows({"device": self.header, **row} for row in self.rows)
+            writer.writerows(self.rows)
         print(f"\nwritten: {RESULTS / self.name}.md and .csv")
 
 

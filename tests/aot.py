@@ -49,7 +49,8 @@ class Job:
 
     @property
     def label(self) -> str:
-        shown = {k: v for k, v in self.constants.items() if k in ("BLOCK", "ENTROPY", "LEVEL", "KL") and v is not None}
+        names = ["BLOCK", "ENTROPY", "LEVEL", *["KL"] * self.constants.get("HAS_REF", False)]
+        shown = {name: self.constants[name] for name in names if name in self.constants}
         parts = [f"{k.lower()} {v}" for k, v in shown.items()] + [f"{k} {v}" for k, v in self.dtypes.items()]
         return ", ".join([*parts, f"warps {self.options['num_warps']}"])
 
