@@ -69,8 +69,7 @@ def test_temperature_divides_the_logits(temperature):
 
 
 def test_many_chunks_write_each_slice_of_dweight_once(monkeypatch):
-    monkeypatch.setattr(module, "CHUNK", 256)
-    monkeypatch.setattr(module, "chunk_columns", lambda N, on_gpu: 256)
+    monkeypatch.setattr(module, "chunk_columns", lambda N, device: 256)
     check(*problem(6, 256 * 9 + 5), temperature=0.8)
 
 
