@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+import time
 from functools import lru_cache
 from pathlib import Path
 
@@ -176,8 +177,9 @@ def main() -> int:
     try:
         train(*parse())
     except (UserError, OSError, FloatingPointError) as error:  # a full disk, a policy that diverged
-        if os.environ.get("RANK", "0") == "0":
-            print(f"train.py: {error}", file=sys.stderr)
+        if os.environ.get("RANK", "0") != "0":
+            time.sleep(10)  # where rank 0 has the same error, torchrun ends this rank before it repeats the line
+        print(f"train.py: {error}", file=sys.stderr, flush=True)
         return 2
     finally:
         distributed.stop()

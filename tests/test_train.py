@@ -331,6 +331,13 @@ def test_two_runs_cannot_take_one_directory(tmp_path):
         Run(tmp_path, toy_config(), 0)
 
 
+def test_an_error_of_another_rank_alone_is_shown_too(capsys, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(train.time, "sleep", lambda seconds: None)
+    assert run("--steps", "0") == 2
+    assert "--steps 0" in capsys.readouterr().err
+
+
 def test_ranks_of_one_process():
     assert (distributed.rank(), distributed.world(), distributed.gather(3), distributed.broadcast(4)) == (0, 1, [3], 4)
     assert os.environ.get("WORLD_SIZE") is None
