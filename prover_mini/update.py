@@ -25,13 +25,13 @@ from prover_mini.importance import importance_weight
 from prover_mini.trajectory import OFF_POLICY, Group, Trajectory
 
 
-def token_advantages(trajectories: list[Trajectory], credit: Credit) -> list[torch.Tensor]:
+def token_advantages(trajectories: list[Trajectory], credit: Credit, device="cpu") -> list[torch.Tensor]:
     """The advantage stream of each trajectory, one value per token, float32; 0 on tokens that carry no loss."""
     lengths = [len(t.ids) for t in trajectories]
-    offsets = torch.tensor([0, *lengths]).cumsum(0)
-    turn_ids_T = torch.tensor([turn for t in trajectories for turn in t.turn_ids], dtype=torch.int32)
-    stream_T = segment_advantage(credit.advantage_B.float(), credit.credit_BN.float(), offsets, turn_ids_T)
-    return list(stream_T.split(lengths))
+    offsets_B1 = torch.tensor([0, *lengths], device=device).cumsum(0)
+    turn_ids_T = torch.tensor([turn for t in trajectories for turn in t.turn_ids], dtype=torch.int32, device=device)
+    advantage_B, credit_BN = credit.advantage_B.float().to(device), credit.credit_BN.float().to(device)
+    return list(segment_advantage(advantage_B, credit_BN, offsets_B1, turn_ids_T).cpu().split(lengths))
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Learner:
         `update/applied` is 0 if an optimizer step was skipped because its loss or gradient was not finite.
         """
         trajectories = batch(groups)
-        rows = [Row.of(t, a) for t, a in zip(trajectories, token_advantages(trajectories, credit))]
+        rows = [Row.of(t, a) for t, a in zip(trajectories, token_advantages(trajectories, credit, self.device))]
         part_of = {id(t): g.index % self.config.minibatches for g in groups for t in g.trajectories}
         self.model.train()
         if self.config.minibatches > 1:
