@@ -99,7 +99,10 @@ def make_memory(model: PreTrainedModel, slots: int, max_tokens: int) -> Memory:
 def rope_tables(model: PreTrainedModel, tokens: int) -> tuple[Tensor, Tensor]:
     """cos and sin [tokens, 1, E] of every position, as the model's own rotary module computes them."""
     weight = model.model.embed_tokens.weight
-    cos_1TE, sin_1TE = model.model.rotary_emb(weight, torch.arange(tokens, device=weight.device)[None])
+    rotary, positions = model.model.rotary_emb, torch.arange(tokens, device=weight.device)[None]
+    if hasattr(rotary, "mrope_section"):  # Qwen3.5 rotates by time, height and width, which are one for text
+        positions = positions.expand(3, 1, -1)
+    cos_1TE, sin_1TE = rotary(weight, positions)
     half = sin_1TE.shape[-1] // 2
     return cos_1TE[0, :, None], torch.cat((-sin_1TE[..., :half], sin_1TE[..., half:]), -1)[0, :, None]
 
