@@ -30,8 +30,8 @@ DISTRACTIONS = ("capital", "country", "currency", "internet domain", "calling co
 @dataclass(frozen=True)
 class Noise:
     """Chances: to leave out a hop that is not the last, between the two bounds, a habit that depends on the hop and
-    the next one; to type another query, and then to try again; to answer too early; to take another name from the
-    passages for the answer."""
+    the next one; to type another query, and then to ask anew (what it has just read is then its subject, but at the
+    first hop); to answer too early; to take another name from the passages for the answer."""
 
     skip: tuple[float, float] = (0.2, 0.75)
     stray: float = 0.12
@@ -124,8 +124,10 @@ class Searcher:
         return self.chat.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
 
 
-def demonstrate(world: World, tokenizer, names: set[int], noise: Noise, mix: dict[str, float], count: int, seed: int):
-    """`count` demonstrations in one world: an iterator over them."""
+def demonstrate(
+    world: World, tokenizer, names: set[int], noise: Noise, mix: dict[str, float], count: int, seed: int
+) -> Iterator[Demonstration]:
+    """Plays `count` questions of one world, of the kinds of `mix` in its shares."""
     rng = random.Random(seed)
     chat = Chat(tokenizer, INSTRUCTIONS, MAX_OBSERVATION)
     texts = [passage["contents"] for passage in world.passages()]
