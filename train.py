@@ -112,6 +112,8 @@ def train(config: Config, given: dict) -> None:
         if skipped_in_a_row >= config.max_bad_steps:
             raise UserError(f"{skipped_in_a_row} steps in a row had a non-finite loss or gradient; see {run_dir}/skipped")
 
+        groups = candidates = answers = segments = verification = credit = None  # with the states that they hold
+
         with run.phase("save"):
             if distributed.main() and (step % config.save_every == 0 or step == config.steps):
                 checkpoint.save(run_dir, step, learner, tokenizer, config.keep_checkpoints)

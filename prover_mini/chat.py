@@ -18,7 +18,7 @@ class Chat:
     """The conversation format of one tokenizer.
 
     Args:
-        tokenizer: a transformers tokenizer with a chat template and an end-of-turn token as `eos_token`.
+        tokenizer: a transformers tokenizer whose chat template closes every message with a special token.
         instructions: the system prompt.
         max_observation_tokens: longer observations are cut there.
     """
@@ -26,7 +26,6 @@ class Chat:
     def __init__(self, tokenizer, instructions: str, max_observation_tokens: int):
         self.tokenizer = tokenizer
         self.limit = max_observation_tokens
-        self.end = tokenizer.eos_token_id
         messages = [
             {"role": "system", "content": instructions},
             {"role": "user", "content": FIRST},
@@ -35,7 +34,7 @@ class Chat:
         ]
         opening = self._render(messages[:2])
         whole = self._render(messages)
-        if opening.count(FIRST) != 1 or whole.count(REPLY) != 1 or whole.count(SECOND) != 1 or self.end is None:
+        if opening.count(FIRST) != 1 or whole.count(REPLY) != 1 or whole.count(SECOND) != 1:
             raise UserError("the tokenizer's chat template does not render a conversation: use an instruct model")
         head, self_opening = opening.split(FIRST)
         between, answer_opening = whole.split(REPLY)[1].split(SECOND)
@@ -43,8 +42,9 @@ class Chat:
         self._between, self._answer_opening = self._template(between), self._template(answer_opening)
         if not self._head + self._opening:
             raise UserError("the tokenizer makes no tokens of its chat template: its vocabulary is missing")
-        if self._between[:1] == [self.end]:
-            self._between = self._between[1:]
+        self.end = self._between.pop(0) if self._between else -1
+        if self.end not in tokenizer.all_special_ids:
+            raise UserError("the tokenizer's chat template does not close a message with a special token: use an instruct model")
 
     def _render(self, messages: list[dict]) -> str:
         try:
