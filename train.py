@@ -110,7 +110,9 @@ def train(config: Config, given: dict) -> None:
         if skipped_in_a_row:
             run.keep_batch(step, groups, credit)
         if skipped_in_a_row >= config.max_bad_steps:
-            raise UserError(f"{skipped_in_a_row} steps in a row had a non-finite loss or gradient; see {run_dir}/skipped")
+            raise UserError(
+                f"{skipped_in_a_row} steps in a row had a non-finite loss or gradient; see {run_dir}/skipped"
+            )
 
         groups = candidates = answers = segments = verification = credit = None  # with the states that they hold
 

@@ -139,7 +139,9 @@ def without_reuse(player: Player, boundaries: list[tuple[Trajectory, int]]) -> N
         here = trajectory.turns[turn]
         for k in range(player.config.continuations):
             origins.append(
-                Origin(lambda _, t=trajectory, n=turn, k=k: t.before(n, k, "alone"), 1, here.observation, here.env_state)
+                Origin(
+                    lambda _, t=trajectory, n=turn, k=k: t.before(n, k, "alone"), 1, here.observation, here.env_state
+                )
             )
     player._play(origins, 1.0, keep_states=False, label="alone")
 
@@ -180,13 +182,15 @@ def main() -> None:
     beginnings = [(t.ids[: t.turns[0].start], t.turns[0].env_state) for g in groups for t in g.trajectories]
     their_rollout = generate.play(beginnings, args.slots)
 
-    print(f"{args.turns} turns, K = {args.continuations}, {len(segments)} segments, {sum(p.numel() for p in model.parameters()):,} parameters")
+    size = sum(p.numel() for p in model.parameters())
+    print(f"{args.turns} turns, K = {args.continuations}, {len(segments)} segments, {size:,} parameters")
     print(f"{'verification':34}{'tokens forwarded':>18}{'CPU-s':>9}{'tokens':>9}{'time':>8}")
     for name, cost in (("forks", forks), ("(a) engine, no prefix reuse", alone), ("(b) generate, left padded", theirs)):
         ratio = f"{cost.forwarded / forks.forwarded:8.2f}x{cost.seconds / forks.seconds:7.2f}x"
         print(f"{name:34}{cost.forwarded:18,}{cost.seconds:9.2f}{ratio}")
     speed, their_speed = rollout.sampled / rollout.seconds, their_rollout.sampled / their_rollout.seconds
-    print(f"{'rollout, sampled tokens per CPU-s':34}{'engine':>9}{speed:9,.0f}{'generate':>12}{their_speed:8,.0f}{speed / their_speed:8.2f}x")
+    rates = f"{'engine':>9}{speed:9,.0f}{'generate':>12}{their_speed:8,.0f}{speed / their_speed:8.2f}x"
+    print(f"{'rollout, sampled tokens per CPU-s':34}{rates}")
 
 
 if __name__ == "__main__":

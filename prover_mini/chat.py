@@ -44,7 +44,9 @@ class Chat:
             raise UserError("the tokenizer makes no tokens of its chat template: its vocabulary is missing")
         self.end = self._between.pop(0) if self._between else -1
         if self.end not in tokenizer.all_special_ids:
-            raise UserError("the tokenizer's chat template does not close a message with a special token: use an instruct model")
+            raise UserError(
+                "the tokenizer's chat template does not close a message with a special token: use an instruct model"
+            )
 
     def _render(self, messages: list[dict]) -> str:
         try:

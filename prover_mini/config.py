@@ -27,12 +27,21 @@ class Config:
     # environment
     env: str = option("searchqa", "Environment to train on: searchqa, webshop or alfworld.")
     data: str = option("", "File or directory with the environment's tasks; empty plays the embedded ones.")
-    corpus: str = option("", "SearchQA: passages to search, JSONL of id and contents; empty searches the embedded corpus.")
-    retriever_url: str = option("", "SearchQA: address of a server that speaks the Search-R1 protocol, instead of a corpus.")
+    corpus: str = option(
+        "", "SearchQA: passages to search, JSONL of id and contents; empty searches the embedded corpus."
+    )
+    retriever_url: str = option(
+        "", "SearchQA: address of a server that speaks the Search-R1 protocol, instead of a corpus."
+    )
     topk: int = option(3, "SearchQA: passages returned by one search.")
-    mix: str = option("", "SearchQA, embedded questions: shares per kind such as '1-hop:.2,2-hop:.5,3-hop:.3'; empty is the default mix.")
+    mix: str = option(
+        "",
+        "SearchQA, embedded questions: shares per kind such as '1-hop:.2,2-hop:.5,3-hop:.3'; empty is the default mix.",
+    )
     admissible: bool = option(True, "WebShop, ALFWorld: observations end with the actions that are possible.")
-    page_mode: str = option("text", "WebShop: pages as one line of parts, or line by line with marked buttons.", ("text", "text_rich"))
+    page_mode: str = option(
+        "text", "WebShop: pages as one line of parts, or line by line with marked buttons.", ("text", "text_rich")
+    )
     max_turns: int = option(30, "Turns after which an episode counts as failed.")
     max_turn_tokens: int = option(256, "Tokens the policy may sample in one turn.")
     max_observation_tokens: int = option(512, "Tokens of an observation that the policy gets to see.")
@@ -40,10 +49,16 @@ class Config:
     # policy
     model: str = option("tiny", "'tiny' is the embedded policy; otherwise a local directory or a hub id.")
     device: str = option("", "Torch device; empty takes the local rank's GPU where there is one, else the CPU.")
-    dtype: str = option("float32", "Type of the weights in rollouts and in the loss; the optimizer keeps them in float32.", ("float32", "bfloat16"))
+    dtype: str = option(
+        "float32",
+        "Type of the weights in rollouts and in the loss; the optimizer keeps them in float32.",
+        ("float32", "bfloat16"),
+    )
     temperature: float = option(1.0, "Sampling temperature of rollouts and continuations, also applied in the loss.")
     slots: int = option(256, "Trajectories that one rank plays at the same time.")
-    state_cache_mb: int = option(2048, "Memory per rank for states at turn boundaries; what does not fit is recomputed.")
+    state_cache_mb: int = option(
+        2048, "Memory per rank for states at turn boundaries; what does not fit is recomputed."
+    )
     # credit
     credit: str = option("prover", "Credit method.", ("grpo", "prover", "judge_reward"))
     judge: str = option("divergence", "Who proposes the segment.", ("divergence", "random"))
@@ -54,8 +69,14 @@ class Config:
     judge_bonus: float = option(0.5, "judge_reward: what a proposed segment earns without verification.")
     advantage_std: bool = option(False, "Divide group advantages by the group's standard deviation.")
     credit_std: bool = option(False, "Divide the bonus of a segment by it as well.")
-    budget_matched: bool = option(False, "grpo: spend on extra rollouts of eligible groups what ProVer's continuations would cost.")
-    budget_run: str = option("", "budget_matched: run directory of a ProVer run whose continuation tokens are spent step by step; empty measures them by verifying and discarding.")
+    budget_matched: bool = option(
+        False, "grpo: spend on extra rollouts of eligible groups what ProVer's continuations would cost."
+    )
+    budget_run: str = option(
+        "",
+        "budget_matched: run directory of a ProVer run whose continuation tokens are spent step by step; "
+        "empty measures them by verifying and discarding.",
+    )
     # optimisation
     steps: int = option(100, "Updates of the policy.")
     groups_per_step: int = option(16, "Tasks per step, over all ranks.")
@@ -71,8 +92,14 @@ class Config:
     clip_low: float = option(0.2, "The ratio is clipped at 1 minus this.")
     clip_high: float = option(0.2, "The ratio is clipped at 1 plus this.")
     dual_clip: float = option(0.0, "Dual clip c for negative advantages; 0 is off.")
-    loss_level: str = option("token", "Ratio per token, per trajectory (GSPO), or per trajectory with the gradient left at each token.", ("token", "sequence", "sequence_token"))
-    aggregation: str = option("token_mean", "How token losses become one number.", ("token_mean", "seq_mean_token_mean", "constant"))
+    loss_level: str = option(
+        "token",
+        "Ratio per token, per trajectory (GSPO), or per trajectory with the gradient left at each token.",
+        ("token", "sequence", "sequence_token"),
+    )
+    aggregation: str = option(
+        "token_mean", "How token losses become one number.", ("token_mean", "seq_mean_token_mean", "constant")
+    )
     kl_coef: float = option(0.0, "Weight of the KL to the starting policy; at 0 no reference model is loaded.")
     kl_estimator: str = option("k3", "Estimator of that KL.", ("k1", "k2", "k3"))
     importance_cap: float = option(0.0, "Weight token losses by min(p_trainer / p_sampler, this); 0 is off.")
@@ -82,7 +109,9 @@ class Config:
     seed: int = option(0, "Every random draw of the run derives from it.")
     run_dir: str = option("", "Where the run is written; empty takes the next free directory under runs/.")
     resume: bool = option(False, "Continue the run in run_dir from its latest checkpoint.")
-    eval_every: int = option(20, "Steps between evaluations on the test panel; the first and the last step always evaluate.")
+    eval_every: int = option(
+        20, "Steps between evaluations on the test panel; the first and the last step always evaluate."
+    )
     eval_tasks: int = option(400, "Tasks of the test panel: the first of the split in a fixed order; 0 takes all.")
     eval_temperature: float = option(1.0, "Sampling temperature of evaluations; 0 is greedy.")
     save_every: int = option(20, "Steps between checkpoints; the last step always saves.")
@@ -101,7 +130,9 @@ class Config:
             if getattr(self, name) < least:
                 raise UserError(f"--{dashed(name)} {getattr(self, name)}: must be at least {least}")
         if self.budget_matched and self.credit != "grpo":
-            raise UserError("--budget-matched spends ProVer's continuations on plain rollouts: use it with --credit grpo")
+            raise UserError(
+                "--budget-matched spends ProVer's continuations on plain rollouts: use it with --credit grpo"
+            )
         if self.budget_run and not self.budget_matched:
             raise UserError(f"--budget-run {self.budget_run}: says how much --budget-matched spends; add that")
         if 0 < self.dual_clip <= 1:

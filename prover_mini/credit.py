@@ -34,7 +34,7 @@ def group_advantage(rewards: list[float], divide_by_std: bool = False, eps: floa
 
 
 def rloo_advantage(rewards: list[float]) -> list[float]:
-    """Leave-one-out: R_i minus the mean of the others; a group of one keeps its reward. Source: Ahmadian et al., 2024."""
+    """Leave-one-out: R_i minus the mean of the others; a group of one keeps its reward. Ahmadian et al., 2024."""
     r = np.asarray(rewards, dtype=np.float64)
     return (r - (r.sum() - r) / max(len(r) - 1, 1)).tolist() if len(r) > 1 else r.tolist()
 

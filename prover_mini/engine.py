@@ -86,7 +86,8 @@ class Engine:
             self._memory = make_memory(model, slots, max_tokens)
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
-            raise UserError(f"--slots {slots} x --max-context-tokens {max_tokens}: lower one of them ({reason})") from None
+            sizes = f"--slots {slots} x --max-context-tokens {max_tokens}"
+            raise UserError(f"{sizes}: lower one of them ({reason})") from None
         self.model = model
         self.slots = slots
         self.max_tokens = max_tokens

@@ -56,9 +56,7 @@ class Judge(ABC):
     def checked(self, group: Group, answer: Answer) -> Answer:
         self.usage.calls += 1
         if isinstance(answer, Segment):
-            error = segment_error(
-                answer.trajectory, answer.first_turn, answer.last_turn, self.config.max_segment_turns
-            )
+            error = segment_error(answer.trajectory, answer.first_turn, answer.last_turn, self.config.max_segment_turns)
             answer = Failure(error) if error else answer
         if isinstance(answer, Failure):
             self.usage.failures[answer.reason] = self.usage.failures.get(answer.reason, 0) + 1
@@ -122,7 +120,9 @@ class DivergenceJudge(Judge):
                 best, where = (novelty, evidence, first), (first, last)
         if where is None or best[0] == 0:
             return None  # every failure saw everything that the reference saw: nothing to contrast
-        reason = f"{best[0]:.0%} of the failures never saw this turn's result; it holds {best[1]:.0%} of the final action"
+        reason = (
+            f"{best[0]:.0%} of the failures never saw this turn's result; it holds {best[1]:.0%} of the final action"
+        )
         return Segment(reference, *where, reason=reason)
 
 

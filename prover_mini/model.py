@@ -38,7 +38,9 @@ def load_policy(name: str, dtype: str, device: torch.device):
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
         raise UserError(f"--model {name}: cannot be loaded ({reason})") from None
     if missing := sorted(loading["missing_keys"]):  # the library fills them with random numbers
-        raise UserError(f"--model {name}: {len(missing)} weights are missing, such as {missing[0]}; copy the model again")
+        raise UserError(
+            f"--model {name}: {len(missing)} weights are missing, such as {missing[0]}; copy the model again"
+        )
     if not 0 < len(tokenizer) <= model.config.vocab_size:
         sizes = f"the tokenizer has {len(tokenizer)} tokens, the model {model.config.vocab_size}"
         raise UserError(f"--model {name}: {sizes}; copy the files of both from one place")

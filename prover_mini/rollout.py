@@ -64,20 +64,27 @@ class Player:
         needed = len(chat.prompt("")) + config.max_observation_tokens + config.max_turn_tokens
         if needed > engine.max_tokens:
             raise UserError(
-                f"--max-context-tokens {engine.max_tokens}: a prompt with the longest observation and a turn take {needed}; "
-                "raise it, or lower --max-observation-tokens or --max-turn-tokens"
+                f"--max-context-tokens {engine.max_tokens}: a prompt with the longest observation and a turn take "
+                f"{needed}; raise it, or lower --max-observation-tokens or --max-turn-tokens"
             )
 
     # what is played ------------------------------------------------------------------------------------------------
 
     def rollouts(
-        self, tasks: list[tuple[int, Task]], step: int, copies: list[int], first_sample: int = 0, keep_states: bool = False
+        self,
+        tasks: list[tuple[int, Task]],
+        step: int,
+        copies: list[int],
+        first_sample: int = 0,
+        keep_states: bool = False,
     ) -> list[Group]:
         """Groups of fresh trajectories: `copies[i]` of tasks[i] = (index in the step, task), numbered from
         `first_sample`. `keep_states` keeps the engine's states at the turn boundaries of successes."""
         seed = self.config.seed
         origins = [
-            self._beginning(task, n, lambda k, at=(index, task.id): derive(seed, step, *at, first_sample + k), first_sample)
+            self._beginning(
+                task, n, lambda k, at=(index, task.id): derive(seed, step, *at, first_sample + k), first_sample
+            )
             for (index, task), n in zip(tasks, copies)
         ]
         self.state_bytes = 0
@@ -100,7 +107,7 @@ class Player:
         return [origin.results for origin in origins]
 
     def _recompute_states(self, places: list[tuple[Trajectory, int]]) -> None:
-        """Engine states that were not kept: one pass over each trajectory, with a stop at every place that needs one."""
+        """Engine states that were not kept: one pass over each trajectory, with a stop at each place that needs one."""
         stops: dict[int, tuple[Trajectory, set[int]]] = {}
         for trajectory, turn in places:
             if trajectory.turns[turn].engine_state is None:
@@ -221,7 +228,10 @@ class Player:
         ended, going, inputs = [], [], []
         for row, trajectory, token, logprob in zip(rows, trajectories, tokens, logprobs):
             trajectory.act(token, logprob)
-            if token == self.chat.end or len(trajectory.ids) - trajectory.turns[-1].start >= self.config.max_turn_tokens:
+            if (
+                token == self.chat.end
+                or len(trajectory.ids) - trajectory.turns[-1].start >= self.config.max_turn_tokens
+            ):
                 ended.append(row)
             else:
                 going.append(row)

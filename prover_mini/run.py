@@ -36,7 +36,16 @@ from prover_mini.credit import Credit, batch
 from prover_mini.errors import UserError
 from prover_mini.trajectory import Group
 
-EXTENDABLE = {"steps", "eval_every", "save_every", "keep_checkpoints", "device", "slots", "micro_batch", "state_cache_mb"}
+EXTENDABLE = {
+    "steps",
+    "eval_every",
+    "save_every",
+    "keep_checkpoints",
+    "device",
+    "slots",
+    "micro_batch",
+    "state_cache_mb",
+}
 
 
 def open_run(config: Config, given: dict) -> tuple[Path, Config]:
@@ -83,7 +92,9 @@ def reopen(config: Config, given: dict) -> tuple[Path, Config]:
             setattr(saved, name, value)
         elif name not in ("run_dir", "resume") and value != getattr(saved, name):
             was = getattr(saved, name)
-            raise UserError(f"--{dashed(name)} {value}: this run was started with {was!r}, which a resume cannot change")
+            raise UserError(
+                f"--{dashed(name)} {value}: this run was started with {was!r}, which a resume cannot change"
+            )
     saved.run_dir, saved.resume = config.run_dir, True
     saved.validate()
     return path, saved
@@ -213,7 +224,14 @@ class Run:
     def keep_batch(self, step: int, groups: list[Group], credit: Credit) -> None:
         """The exact tokens and advantages of a step that was skipped, for inspection (rank 0's part)."""
         rows = [
-            {"task_id": t.task.id, "ids": t.ids, "turn_ids": t.turn_ids, "logprobs": t.logprobs, "advantage": a, "credit": c}
+            {
+                "task_id": t.task.id,
+                "ids": t.ids,
+                "turn_ids": t.turn_ids,
+                "logprobs": t.logprobs,
+                "advantage": a,
+                "credit": c,
+            }
             for t, a, c in zip(batch(groups), credit.advantage_B.tolist(), credit.credit_BN.tolist())
         ]
         self.write(f"skipped/{step_name(step)}.json", json.dumps(rows))
@@ -247,7 +265,10 @@ class Run:
         table = Table(title=escape(str(self.path)), show_header=False, title_justify="left")
         for label, e in (("before", evaluations[0]), ("after", evaluations[-1])):
             low, high = e["ci95"]
-            table.add_row(f"success {label} (step {e['step']})", f"{e['success_rate']:.3f}  95 % [{low:.3f}, {high:.3f}]  n {e['n']}")
+            table.add_row(
+                f"success {label} (step {e['step']})",
+                f"{e['success_rate']:.3f}  95 % [{low:.3f}, {high:.3f}]  n {e['n']}",
+            )
             for kind, r in e["by_kind"].items():
                 table.add_row(escape(f"  {kind}"), f"{r['success_rate']:.3f}  n {r['n']}")
 
@@ -255,16 +276,27 @@ class Run:
             return sum(row[name] for row in rows)
 
         groups = len(rows) * self.config.groups_per_step
-        table.add_row("groups: eligible / verified", f"{total('prover/eligible'):.0f} / {total('prover/verified'):.0f} of {groups}")
+        table.add_row(
+            "groups: eligible / verified",
+            f"{total('prover/eligible'):.0f} / {total('prover/verified'):.0f} of {groups}",
+        )
         verified = total("prover/verified")
         if verified:
             null = sum(row["prover/null_rate"] * row["prover/verified"] for row in rows) / verified
             table.add_row("acceptance / chance alone", f"{total('prover/accepted') / verified:.3f} / {null:.3f}")
         generated, continued = total("tokens/rollout"), total("tokens/continuation")
-        table.add_row("tokens: rollout / continuations", f"{generated:.0f} / {continued:.0f} (+{continued / max(generated, 1):.1%})")
+        table.add_row(
+            "tokens: rollout / continuations",
+            f"{generated:.0f} / {continued:.0f} (+{continued / max(generated, 1):.1%})",
+        )
         rest = total("time/total") - total("time/eval")
-        share = (total("time/verify") + total("time/judge")) / max(rest - total("time/verify") - total("time/judge"), 1e-9)
-        table.add_row("seconds: training / verification", f"{rest:.0f} / {total('time/verify'):.0f} (+{share:.1%} for judge and verification)")
+        share = (total("time/verify") + total("time/judge")) / max(
+            rest - total("time/verify") - total("time/judge"), 1e-9
+        )
+        table.add_row(
+            "seconds: training / verification",
+            f"{rest:.0f} / {total('time/verify'):.0f} (+{share:.1%} for judge and verification)",
+        )
         gaps = [row["mismatch_max"] for row in rows if row["mismatch_max"] is not None]
         table.add_row("largest |trainer - sampler| log-prob", f"{max(gaps, default=0.0):.1e}")
         self.console.print(table)

@@ -36,7 +36,7 @@ def token_advantages(trajectories: list[Trajectory], credit: Credit, device="cpu
 
 @dataclass
 class Row:
-    """A trajectory as the loss sees it: only its policy tokens. Each is predicted at position `before` = its own - 1."""
+    """A trajectory as the loss sees it: only its policy tokens, each predicted at position `before` = its own - 1."""
 
     ids: torch.Tensor
     before: torch.Tensor
@@ -161,7 +161,8 @@ class Learner:
         gap_T = (old_T - sampler_T).double()
         sums = {
             "trained": stats.tokens, "clipped": stats.clipped_low + stats.clipped_high, "kl": stats.kl_sum,
-            "entropy": out.entropy_N.detach().sum(), "mismatch": (gap_T.exp() - gap_T - 1).sum(), "mismatch_max": gap_T.abs().max(),
+            "entropy": out.entropy_N.detach().sum(), "mismatch": (gap_T.exp() - gap_T - 1).sum(),
+            "mismatch_max": gap_T.abs().max(),
         }  # fmt: skip
         sums = {name: value.item() for name, value in sums.items()}
         return loss, sums

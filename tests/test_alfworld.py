@@ -1,4 +1,4 @@
-"""ALFWorld: recorded games of the original engine, its odd rules one by one, goals against brute force, turns of a policy."""
+"""ALFWorld: recorded games of the original engine, its odd rules, goals against brute force, turns of a policy."""
 
 from __future__ import annotations
 

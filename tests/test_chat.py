@@ -23,7 +23,13 @@ def conversation(chat: Chat, texts: list[str], tokenizer) -> list[int]:
 
 def test_pieces_add_up_to_the_template(tokenizer):
     chat = Chat(tokenizer, "rules", 512)
-    texts = ["Question: what is it?", "<search>it</search>", "<information>\n1. It is.\n</information>", "<search>x</search>", "no"]
+    texts = [
+        "Question: what is it?",
+        "<search>it</search>",
+        "<information>\n1. It is.\n</information>",
+        "<search>x</search>",
+        "no",
+    ]
     roles = ["user", "assistant"] * 3
     messages = [{"role": "system", "content": "rules"}] + [{"role": r, "content": t} for r, t in zip(roles, texts)]
     whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, enable_thinking=False)
@@ -49,7 +55,7 @@ def test_long_observations_are_cut(tokenizer):
     text = "one two three four five six seven eight nine ten"
     fixed = len(long.answer("", ended=True))
     assert len(short.answer(text, ended=True)) == fixed + 4
-    assert long.answer(text, ended=True)[: -len(long._answer_opening)][: 4] == short.answer(text, ended=True)[: 4]
+    assert long.answer(text, ended=True)[: -len(long._answer_opening)][:4] == short.answer(text, ended=True)[:4]
 
 
 def test_text_of_a_turn_leaves_out_its_end(tokenizer):

@@ -20,8 +20,16 @@ def test_public_fields_are_there_with_a_sentence_each():
 
 
 def test_hyphens_underscores_and_flags():
-    config, given = parse(["--group-size", "4", "--max_turns", "7", "--advantage-std", "--lr", "1e-3", "--resume", "false"])
-    assert (config.group_size, config.max_turns, config.advantage_std, config.lr, config.resume) == (4, 7, True, 1e-3, False)
+    config, given = parse(
+        ["--group-size", "4", "--max_turns", "7", "--advantage-std", "--lr", "1e-3", "--resume", "false"]
+    )
+    assert (config.group_size, config.max_turns, config.advantage_std, config.lr, config.resume) == (
+        4,
+        7,
+        True,
+        1e-3,
+        False,
+    )
     assert set(given) == {"group_size", "max_turns", "advantage_std", "lr", "resume"}
 
 

@@ -41,7 +41,9 @@ def group(rewards: list[float], turns: int = 3) -> Group:
 def test_group_advantage_of_a_success():
     assert group_advantage([1, 0, 0, 0, 0, 0, 0, 0])[0] == 0.875
     assert group_advantage([1, 1, 1, 0, 0, 0, 0, 0])[0] == 0.625
-    assert group_advantage([1, 0], divide_by_std=True) == pytest.approx([0.5 / (math.sqrt(0.5) + 1e-6)] * 1 + [-0.5 / (math.sqrt(0.5) + 1e-6)])
+    assert group_advantage([1, 0], divide_by_std=True) == pytest.approx(
+        [0.5 / (math.sqrt(0.5) + 1e-6)] * 1 + [-0.5 / (math.sqrt(0.5) + 1e-6)]
+    )
     assert group_advantage([1.0] * 8, divide_by_std=True) == [0.0] * 8
 
 
@@ -51,7 +53,10 @@ def test_rloo_is_the_reward_minus_the_mean_of_the_others():
     assert rloo_advantage(rewards) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("successes, limit, expected", [(0, 3, False), (1, 3, True), (3, 3, True), (4, 3, False), (4, 4, True), (8, 8, False)])
+@pytest.mark.parametrize(
+    "successes, limit, expected",
+    [(0, 3, False), (1, 3, True), (3, 3, True), (4, 3, False), (4, 4, True), (8, 8, False)],
+)
 def test_eligible_groups_are_mixed_with_few_successes(successes, limit, expected):
     assert eligible(group([1.0] * successes + [0.0] * (8 - successes)), limit) is expected
 
@@ -68,7 +73,11 @@ def test_errored_trajectories_enter_nothing():
 
 
 def test_reference_is_the_shortest_success_and_the_first_of_equals():
-    g = Group(0, TASK, [trajectory(1, list("abcd")), trajectory(0, ["a"]), trajectory(1, list("ab")), trajectory(1, list("cd"))])
+    g = Group(
+        0,
+        TASK,
+        [trajectory(1, list("abcd")), trajectory(0, ["a"]), trajectory(1, list("ab")), trajectory(1, list("cd"))],
+    )
     assert g.reference is g.trajectories[2]
 
 
@@ -135,12 +144,16 @@ def test_random_judge_is_uniform_over_valid_segments():
 
 
 def test_divergence_judge_finds_what_only_the_success_saw():
-    reference = trajectory(1, ["look", "open box", "take key", "use key"], ["a room", "a box with a key", "the key", "open"])
+    reference = trajectory(
+        1, ["look", "open box", "take key", "use key"], ["a room", "a box with a key", "the key", "open"]
+    )
     failures = [trajectory(0, ["look", "leave"], ["a room", "outside"]) for _ in range(3)]
     g = Group(0, TASK, [reference, *failures])
     answer = DivergenceJudge(toy_config()).propose([g], 1)[0]
     assert (answer.first_turn, answer.last_turn) == (2, 2)  # both 1 and 2 are new; the key is used by the last action
-    same = Group(0, TASK, [trajectory(1, ["look", "say a"], ["a room", ""]), trajectory(0, ["look", "say b"], ["a room", ""])])
+    same = Group(
+        0, TASK, [trajectory(1, ["look", "say a"], ["a room", ""]), trajectory(0, ["look", "say b"], ["a room", ""])]
+    )
     assert DivergenceJudge(toy_config()).propose([same], 1)[0] is None
 
 

@@ -19,7 +19,9 @@ HITS, ALPHABET = {"a", "b"}, {"a", "b", "c", "d"}
 
 def player(slots=16, suite=None, model=None, **fields) -> Player:
     config = toy_config(slots=slots, **fields)
-    return Player(Engine(model or toy_model(), slots, config.max_context_tokens), toy_chat(), suite or ToySuite(), config)
+    return Player(
+        Engine(model or toy_model(), slots, config.max_context_tokens), toy_chat(), suite or ToySuite(), config
+    )
 
 
 def play(p: Player, step=1, copies=4, keep_states=False):
@@ -62,7 +64,9 @@ def test_recorded_logprobs_are_those_of_the_model():
 def test_trajectories_do_not_depend_on_slots_or_company():
     """Few slots force refills and forks at other moments; the draws belong to the trajectory."""
     wide, narrow = play(player(slots=64)), play(player(slots=3))
-    assert [signature(t) for g in wide for t in g.trajectories] == [signature(t) for g in narrow for t in g.trajectories]
+    assert [signature(t) for g in wide for t in g.trajectories] == [
+        signature(t) for g in narrow for t in g.trajectories
+    ]
     assert len({tuple(t.ids) for g in wide for t in g.trajectories}) > 12  # samples differ inside and across groups
 
 
@@ -123,7 +127,9 @@ def test_a_broken_environment_costs_only_its_own_episodes():
     sound = [t for g in play(player()) for t in g.trajectories]
     hurt = [t for t in fragile if t.error]
     assert hurt and all(first_letter(t.turns[-1].action) == "d" for t in hurt)
-    assert [signature(a) for a, b in zip(fragile, sound) if not a.error] == [signature(b) for a, b in zip(fragile, sound) if not a.error]
+    assert [signature(a) for a, b in zip(fragile, sound) if not a.error] == [
+        signature(b) for a, b in zip(fragile, sound) if not a.error
+    ]
 
 
 def test_evaluations_are_paired_and_greedy_is_greedy():
@@ -173,7 +179,9 @@ def test_delta_estimates_the_difference_of_exact_values():
     """Unbiased: the mean of many continuations against the enumerated value on both sides of a segment."""
     p = player(suite=ToySuite(turns=2, needed=1), continuations=1500, slots=256)
     groups = play(p, copies=16, keep_states=True)
-    reference = next(g.reference for g in groups if g.reference and not first_letter(g.reference.turns[0].action) in HITS)
+    reference = next(
+        g.reference for g in groups if g.reference and not first_letter(g.reference.turns[0].action) in HITS
+    )
     verification = verify(p, [Segment(reference, 0, 0)])
     (verdict,) = verification.verdicts
     before = value(p, reference.ids[: reference.turns[0].start], 0, 0)

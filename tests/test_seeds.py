@@ -16,7 +16,9 @@ def test_uniforms_are_splitmix64():
 
 
 def test_places_have_seeds_of_their_own():
-    places = [(seed, step, f"t{task}", k) for seed in range(4) for step in range(10) for task in range(10) for k in range(8)]
+    places = [
+        (seed, step, f"t{task}", k) for seed in range(4) for step in range(10) for task in range(10) for k in range(8)
+    ]
     assert len({derive(*place) for place in places}) == len(places)
     assert derive(1, 23) != derive(12, 3)  # fields must not run together
     assert all(0 <= derive(*place) < 2**63 for place in places)

@@ -58,7 +58,9 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
 
 
 def tree(path: Path) -> dict[str, str]:
-    return {str(f.relative_to(path)): hashlib.sha256(f.read_bytes()).hexdigest() for f in path.rglob("*") if f.is_file()}
+    return {
+        str(f.relative_to(path)): hashlib.sha256(f.read_bytes()).hexdigest() for f in path.rglob("*") if f.is_file()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +89,9 @@ def test_trajectory_records_say_where_credit_went(whole):
         records = [json.loads(line) for line in lines]
         assert [(r["group"], r["sample"]) for r in records] == [(g, s) for g in range(4) for s in range(4)]
         assert row["success_rate"] == sum(r["success"] for r in records) / 16
-        assert row["tokens/rollout"] == sum(t["token_span"][1] - t["token_span"][0] for r in records for t in r["turns"])
+        assert row["tokens/rollout"] == sum(
+            t["token_span"][1] - t["token_span"][0] for r in records for t in r["turns"]
+        )
         segments = [r["segment"] for r in records if r["segment"]]
         assert len(segments) == row["prover/proposed"]
         assert sum(s["accepted"] for s in segments) == row["prover/accepted"]
@@ -292,7 +296,9 @@ def test_steps_without_a_finite_loss_end_the_run(tmp_path, capsys, monkeypatch):
     assert [row["loss/policy"] for row in metrics(tmp_path / "run")] == [None, None]
     kept = json.loads((tmp_path / "run" / "skipped" / "step_000001.json").read_text())
     assert len(kept) == 16 and {"ids", "turn_ids", "logprobs", "advantage", "credit"} <= set(kept[0])
-    saved = weights(tmp_path / "run") if (tmp_path / "run" / "latest").exists() else load_file(TINY / "model.safetensors")
+    saved = (
+        weights(tmp_path / "run") if (tmp_path / "run" / "latest").exists() else load_file(TINY / "model.safetensors")
+    )
     start = load_file(TINY / "model.safetensors")
     assert all(torch.equal(saved[name].float(), start[name].float()) for name in start)
 
@@ -320,7 +326,9 @@ def test_what_a_resumed_run_will_write_again_is_dropped(tmp_path):
         (tmp_path / "rollouts" / f"step_{step:06d}.jsonl").touch()
     (tmp_path / "metrics.jsonl").write_text('{"step": 2}\n{"step": 3}\n{"st')
     Run(tmp_path, toy_config(resume=True), 2)
-    left = {str(f.relative_to(tmp_path)) for folder in ("checkpoints", "rollouts") for f in (tmp_path / folder).iterdir()}
+    left = {
+        str(f.relative_to(tmp_path)) for folder in ("checkpoints", "rollouts") for f in (tmp_path / folder).iterdir()
+    }
     assert left == {"checkpoints/step_000002", "rollouts/step_000002.jsonl"}
     assert metrics(tmp_path) == [{"step": 2}]
 

@@ -50,7 +50,11 @@ def plain(config, groups) -> tuple[torch.Tensor, float]:
         chosen = torch.tensor(t.ids[1:])[:, None]
 
         def logprobs(m):
-            return (m(torch.tensor([t.ids])).logits[0, :-1] / config.temperature).log_softmax(-1).gather(1, chosen)[mine, 0]
+            return (
+                (m(torch.tensor([t.ids])).logits[0, :-1] / config.temperature)
+                .log_softmax(-1)
+                .gather(1, chosen)[mine, 0]
+            )
 
         logprob = logprobs(model)
         token_loss = -(logprob - logprob.detach()).exp() * advantage[1:][mine]
@@ -219,7 +223,10 @@ def test_small_steps_add_up_in_bfloat16():
 def test_a_bfloat16_checkpoint_goes_on_bit_for_bit(tmp_path):
     config = toy_config(lr=1e-5)
     learner = bfloat16_learner(config)
-    gradients = [torch.randn(sum(p.numel() for p in learner.parameters), generator=torch.Generator().manual_seed(s)) for s in range(4)]
+    gradients = [
+        torch.randn(sum(p.numel() for p in learner.parameters), generator=torch.Generator().manual_seed(s))
+        for s in range(4)
+    ]
     for step, gradient in enumerate(gradients[:2], 1):
         learner._apply(gradient, step)
     checkpoint.save(tmp_path, 2, learner, toy_tokenizer(), 1)

@@ -30,7 +30,7 @@ from rich.progress import wrap_file
 from envs.analysis import english
 from envs.bm25 import BM25
 from envs.cache import Texts, TextsWriter, cached_directory
-from envs.webshop.files import Files, Product, decode, encode, find_files, read_object, read_products
+from envs.webshop.files import Files, decode, encode, find_files, read_object, read_products
 from prover_mini.errors import UserError
 
 LAYOUT = "1"  # of the cache directory; an older one is not read

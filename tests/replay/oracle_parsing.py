@@ -37,7 +37,10 @@ def replay(data: Any, arrays: dict[str, np.ndarray], report: Report) -> None:
                 report.other_definition[f"{suite}: {reason}"] += 1
                 continue
             parsed = action.parse_action(record["text"])
-            values = {"action": (parsed.text.lower(), record["action"]), "valid": (int(not parsed.problem), record["valid"])}
+            values = {
+                "action": (parsed.text.lower(), record["action"]),
+                "valid": (int(not parsed.problem), record["valid"]),
+            }
             report.case(f"{suite} {n}", values)
 
 
