@@ -129,6 +129,8 @@ class Config:
         for name, least in MINIMA.items():
             if getattr(self, name) < least:
                 raise UserError(f"--{dashed(name)} {getattr(self, name)}: must be at least {least}")
+        if self.model == "tiny" and (self.env, False) in PRESETS and (self.env, True) not in PRESETS:
+            raise UserError(f"--env {self.env}: there is no embedded policy for it yet; name one with --model")
         if self.budget_matched and self.credit != "grpo":
             raise UserError(
                 "--budget-matched spends ProVer's continuations on plain rollouts: use it with --credit grpo"
