@@ -1,7 +1,7 @@
 """Train an LLM agent with GRPO and ProVer.
 
-    torchrun train.py --env searchqa                                    the embedded policy, minutes on two CPU cores
-    torchrun --nproc-per-node 8 train.py --env searchqa --model Qwen/Qwen3.5-2B --corpus wiki.jsonl --data nq.jsonl
+    torchrun --nproc-per-node 2 train.py --env searchqa                 the embedded policy, minutes on two CPU cores
+    torchrun --nproc-per-node 8 train.py --env searchqa --model Qwen/Qwen3-1.7B --data nq.jsonl --corpus wiki.jsonl
     python train.py --help                                              every field in one sentence
 
 A step is the algorithm, top to bottom: rollout -> propose -> verify -> credit -> update.

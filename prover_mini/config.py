@@ -64,9 +64,9 @@ class Config:
     judge: str = option("divergence", "Who proposes the segment.", ("divergence", "random"))
     credit_weight: float = option(1.0, "Lambda: weight of a verified segment's delta.")
     continuations: int = option(8, "K: continuations sampled from each of the two boundaries of a segment.")
-    max_segment_turns: int = option(4, "Longest segment, in turns.")
+    max_segment_turns: int = option(4, "Longest segment, in turns (the divergence judge proposes single turns).")
     max_successes: int = option(3, "Groups with 1 to this many successes are eligible for a segment.")
-    judge_bonus: float = option(0.5, "judge_reward: what a proposed segment earns without verification.")
+    judge_bonus: float = option(0.5, "judge_reward: lambda times this is what a proposed segment earns without verification.")
     advantage_std: bool = option(False, "Divide group advantages by the group's standard deviation.")
     credit_std: bool = option(False, "Divide the bonus of a segment by it as well.")
     budget_matched: bool = option(

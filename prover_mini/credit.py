@@ -9,9 +9,10 @@ token stream. A method is one function with an entry in `METHODS`.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -59,7 +60,11 @@ def segment_error(trajectory: Trajectory, first_turn: int, last_turn: int, max_t
 
 
 def null_rate(verdict: Verdict) -> float:
-    """P(delta > 0) if the segment had no effect: both sides binomial with the pooled success rate."""
+    """P(accepted) if the segment had no effect: both sides binomial with the pooled success rate.
+
+    The rate is estimated from the same continuations, so the result is low where success is near 0 or 1 (K = 8: .26
+    on average for a true .32 at p = .1, and unbiased to .01 from p = .3 on).
+    """
     k_pre, k_post = len(verdict.pre), len(verdict.post)
     p = (sum(verdict.pre) + sum(verdict.post)) / (k_pre + k_post)
 
@@ -67,7 +72,11 @@ def null_rate(verdict: Verdict) -> float:
         return [math.comb(k, j) * p**j * (1 - p) ** (k - j) for j in range(k + 1)]
 
     pre, post = binomial(k_pre), binomial(k_post)
-    return sum(a * b for i, a in enumerate(pre) for j, b in enumerate(post) if j * k_pre > i * k_post)
+    rate = 0.0
+    for i, j in itertools.product(range(k_pre + 1), range(k_post + 1)):
+        outcome = replace(verdict, pre=[1.0] * i + [0.0] * (k_pre - i), post=[1.0] * j + [0.0] * (k_post - j))
+        rate += pre[i] * post[j] * outcome.accepted
+    return rate
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def step_sums(
         trajectories=len(trajectories),
         healthy=len(healthy),
         reward=sum(t.reward for t in healthy),
-        successes=sum(t.reward > 0 for t in healthy),
+        successes=sum(t.success for t in healthy),
         score=sum(t.score for t in healthy),
         truncated=sum(t.truncated for t in healthy),
         turns=len(turns),
@@ -64,10 +64,14 @@ def step_sums(
     )
 
 
-def step_metrics(step: int, sums: Counter, update: dict[str, float], times: dict[str, float]) -> dict:
-    """The metrics line of one step from this rank's counts; equal on every rank but for the times, which are rank 0's.
+PHASES = ("rollout", "judge", "verify", "train", "eval", "save")
 
-    Ratios of counts that may be 0 are 0 then. Evaluation fields are filled by the caller where there was one.
+
+def step_metrics(step: int, sums: Counter, update: dict[str, float], times: dict[str, float]) -> dict:
+    """The metrics line of one step from this rank's counts, equal on every rank.
+
+    The time of a phase is the slowest rank's; waiting for it is part of the next phase that ranks share. Ratios of
+    counts that may be 0 are 0 then. Evaluation fields are filled by the caller where there was one.
     """
     s: Counter = Counter()
     for part in distributed.gather(sums):
@@ -76,7 +80,8 @@ def step_metrics(step: int, sums: Counter, update: dict[str, float], times: dict
     def per(value: str, unit: str) -> float:
         return s[value] / s[unit] if s[unit] else 0.0
 
-    phases = {f"time/{name}": times.get(name, 0.0) for name in ("rollout", "judge", "verify", "train", "eval", "save")}
+    clocks = distributed.gather(times)
+    phases = {f"time/{name}": max(clock.get(name, 0.0) for clock in clocks) for name in PHASES}
     return {
         "step": step,
         "reward/mean": per("reward", "healthy"),
@@ -105,7 +110,7 @@ def step_metrics(step: int, sums: Counter, update: dict[str, float], times: dict
         "prover/prefix_tokens_reused": s["reused"],
         "prover/prefix_tokens_computed": s["computed"],
         **phases,
-        "time/total": sum(times.values()),
+        "time/total": max(sum(clock.values()) for clock in clocks),
         "eval/success_rate": None,
         "eval/n": None,
         "eval/ci95": None,
@@ -125,7 +130,7 @@ def records(groups: list[Group], credit: Credit, segments: list[Segment], verifi
             "group": g.index,
             "sample": t.sample,
             "reward": t.reward,
-            "success": t.reward > 0,
+            "success": t.success,
             "score": t.score,
             "truncated": t.truncated,
             "error": t.error or None,

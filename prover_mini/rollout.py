@@ -276,7 +276,7 @@ class Player:
         """Keeps the turn states of a success, which may become a reference; drops all others."""
         trajectory = episode.trajectory
         marked = [(turn, mark) for turn, mark in zip(trajectory.turns[-len(episode.marks) :], episode.marks) if mark]
-        if marked and trajectory.reward > 0:
+        if marked and trajectory.success:
             states = self.engine.seal(row, [mark for _, mark in marked])
             self.state_bytes += states[0].nbytes - states[0].mark.nbytes  # their K/V is one copy
             for (turn, _), state in zip(marked, states):

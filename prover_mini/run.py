@@ -24,9 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from prover_mini import config as configuration
 from prover_mini import distributed
@@ -34,6 +32,7 @@ from prover_mini.checkpoint import step_name, write_text
 from prover_mini.config import Config, dashed
 from prover_mini.credit import Credit, batch
 from prover_mini.errors import UserError
+from prover_mini.summary import closing_table
 from prover_mini.trajectory import Group
 
 EXTENDABLE = {
@@ -213,10 +212,11 @@ class Run:
             file.write(json.dumps({name: finite(value) for name, value in row.items()}, allow_nan=False) + "\n")
         if self.bar:
             self.bar.update(self.steps_bar, completed=row["step"])
-        accepted = f"{row['prover/accepted']}/{row['prover/verified']} segments accepted"
+        proposed, verified = row["prover/proposed"], row["prover/verified"]
+        credited = f"{row['prover/accepted']}/{verified} segments accepted" if verified else f"{proposed} segments proposed"
         self.say(
             f"step {row['step']:4d}/{self.config.steps}  success {row['success_rate']:.3f}  "
-            + (f"{accepted}  " if row["prover/proposed"] else "")
+            + (f"{credited}  " if proposed else "")
             + (f"{row['env/error_rate']:.1%} of episodes failed by errors  " if row["env/error_rate"] else "")
             + f"loss {row['loss/policy']:+.4f}  grad {row['grad_norm']:.3f}  {row['time/total']:.1f} s"
         )
@@ -256,47 +256,6 @@ class Run:
             self.bar.stop()
 
     def summary(self) -> None:
-        """The closing table: success before and after, acceptance beside chance, what verification cost."""
         self.close()
-        if not self.active:
-            return
-        rows = read_metrics(self.path / "metrics.jsonl")
-        evaluations = [json.loads(f.read_text()) for f in sorted(self.path.glob("eval/step_*.json"))]
-        table = Table(title=escape(str(self.path)), show_header=False, title_justify="left")
-        for label, e in (("before", evaluations[0]), ("after", evaluations[-1])):
-            low, high = e["ci95"]
-            table.add_row(
-                f"success {label} (step {e['step']})",
-                f"{e['success_rate']:.3f}  95 % [{low:.3f}, {high:.3f}]  n {e['n']}",
-            )
-            for kind, r in e["by_kind"].items():
-                table.add_row(escape(f"  {kind}"), f"{r['success_rate']:.3f}  n {r['n']}")
-
-        def total(name: str) -> float:
-            return sum(row[name] for row in rows)
-
-        groups = len(rows) * self.config.groups_per_step
-        table.add_row(
-            "groups: eligible / verified",
-            f"{total('prover/eligible'):.0f} / {total('prover/verified'):.0f} of {groups}",
-        )
-        verified = total("prover/verified")
-        if verified:
-            null = sum(row["prover/null_rate"] * row["prover/verified"] for row in rows) / verified
-            table.add_row("acceptance / chance alone", f"{total('prover/accepted') / verified:.3f} / {null:.3f}")
-        generated, continued = total("tokens/rollout"), total("tokens/continuation")
-        table.add_row(
-            "tokens: rollout / continuations",
-            f"{generated:.0f} / {continued:.0f} (+{continued / max(generated, 1):.1%})",
-        )
-        rest = total("time/total") - total("time/eval")
-        share = (total("time/verify") + total("time/judge")) / max(
-            rest - total("time/verify") - total("time/judge"), 1e-9
-        )
-        table.add_row(
-            "seconds: training / verification",
-            f"{rest:.0f} / {total('time/verify'):.0f} (+{share:.1%} for judge and verification)",
-        )
-        gaps = [row["mismatch_max"] for row in rows if row["mismatch_max"] is not None]
-        table.add_row("largest |trainer - sampler| log-prob", f"{max(gaps, default=0.0):.1e}")
-        self.console.print(table)
+        if self.active:
+            self.console.print(closing_table(self.path, read_metrics(self.path / "metrics.jsonl"), self.config))

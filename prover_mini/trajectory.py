@@ -70,6 +70,10 @@ class Trajectory:
         turn.end, turn.action, turn.valid = len(self.ids), action, valid
 
     @property
+    def success(self) -> bool:
+        return self.reward > 0
+
+    @property
     def policy_tokens(self) -> int:
         return sum(turn.end - turn.start for turn in self.turns)
 
@@ -97,11 +101,11 @@ class Group:
 
     @property
     def successes(self) -> list[Trajectory]:
-        return [t for t in self.healthy if t.reward > 0]
+        return [t for t in self.healthy if t.success]
 
     @property
     def failures(self) -> list[Trajectory]:
-        return [t for t in self.healthy if t.reward <= 0]
+        return [t for t in self.healthy if not t.success]
 
     @property
     def mixed(self) -> bool:

@@ -81,7 +81,8 @@ class Learner:
         """
         trajectories = batch(groups)
         rows = [Row.of(t, a) for t, a in zip(trajectories, token_advantages(trajectories, credit, self.device))]
-        part_of = {id(t): g.index % self.config.minibatches for g in groups for t in g.trajectories}
+        cut = self.config.minibatches / self.config.groups_per_step  # consecutive groups, which ranks share evenly
+        part_of = {id(t): int(g.index * cut) for g in groups for t in g.trajectories}
         self.model.train()
         if self.config.minibatches > 1:
             self._remember_old_logprobs(rows)

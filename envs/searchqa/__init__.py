@@ -34,7 +34,10 @@ class SearchQA(Suite):
         """The tasks of "train", "dev" or "test". Raises UserError where the data has none of them."""
         tasks = [task for task in self.all_tasks if task.split == split]
         if not tasks:
-            raise UserError(f"data: holds no question of the split {split!r}")
+            raise UserError(
+                f"data: holds no question of the split {split!r}; give rows a split, add a file {split}.*, or add "
+                "questions (without splits one in five goes to test)"
+            )
         return tasks
 
     def make_env(self) -> SearchQAEnv:
