@@ -8,7 +8,6 @@ worth verifying) or with a `Failure`, which is counted apart and never taken for
 from __future__ import annotations
 
 import random
-import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
@@ -90,39 +89,28 @@ class RandomJudge(Judge):
         return Segment(reference, *generator.choice(segments), reason="random")
 
 
-WORD = re.compile(r"\w+")
-
-
-def words(text: str) -> set[str]:
-    return set(WORD.findall(text.lower()))
-
-
 class DivergenceJudge(Judge):
-    """Contrast without a language model: the reference's turn whose result the failures saw least often.
+    """Contrast without a language model: where the reference first left the ways of the failures.
 
     For every creditable single turn t of the reference, let o_t be the observation that its action brought.
-        novelty(t)  = share of the failed trajectories that never saw o_t
-        evidence(t) = share of the words of the reference's last action that stand in o_t
-    The turn with the largest (novelty, evidence, t) is proposed: what the failures lacked, of that what the final
-    action used, of that the latest. Cost: one pass over the group's observations, no model call.
+        novelty(t) = share of the failed trajectories that never saw o_t
+    The first turn with the largest novelty is proposed: what comes after a decision that the failures did not take is
+    as new to them as its own result, so of equals the earliest decided. Cost: one pass over the group's observations,
+    no model call.
     """
 
     def propose_one(self, group: Group, step: int) -> Answer:
         reference = group.reference
         seen = [{turn.observation for turn in failure.turns} for failure in group.failures]
-        final = words(reference.turns[-1].action)
-        best, where = None, None
+        best, where = 0.0, None
         for first, last in valid_segments(reference, 1):
             result = reference.turns[last + 1].observation
             novelty = sum(result not in observations for observations in seen) / len(seen)
-            evidence = len(final & words(result)) / max(len(final), 1)
-            if best is None or (novelty, evidence, first) > best:
-                best, where = (novelty, evidence, first), (first, last)
-        if where is None or best[0] == 0:
+            if novelty > best:
+                best, where = novelty, (first, last)
+        if where is None:
             return None  # every failure saw everything that the reference saw: nothing to contrast
-        reason = (
-            f"{best[0]:.0%} of the failures never saw this turn's result; it holds {best[1]:.0%} of the final action"
-        )
+        reason = f"the first turn whose result {best:.0%} of the failures never saw"
         return Segment(reference, *where, reason=reason)
 
 

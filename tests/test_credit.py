@@ -150,7 +150,7 @@ def test_divergence_judge_finds_what_only_the_success_saw():
     failures = [trajectory(0, ["look", "leave"], ["a room", "outside"]) for _ in range(3)]
     g = Group(0, TASK, [reference, *failures])
     answer = DivergenceJudge(toy_config()).propose([g], 1)[0]
-    assert (answer.first_turn, answer.last_turn) == (2, 2)  # both 1 and 2 are new; the key is used by the last action
+    assert (answer.first_turn, answer.last_turn) == (1, 1)  # 1 and 2 are new to all failures; 1 came first
     same = Group(
         0, TASK, [trajectory(1, ["look", "say a"], ["a room", ""]), trajectory(0, ["look", "say b"], ["a room", ""])]
     )
