@@ -57,19 +57,8 @@ def test_a_trainer_step_is_the_same_on_torch_and_triton(tmp_path):
     assert fused_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-7)
 
 
-def representative_jobs():
-    """The most demanding entries per architecture; `pytest --bench` compiles all of them."""
-    widest = {(job.target, job.name): job for job in jobs()}  # later entries are wider
-    small = ("segment_advantage", "sum_partials")
-    return [
-        job
-        for (target, name), job in widest.items()
-        if name == "softmax_gradient" or target == "sm_80" or target.startswith("sm_") and name not in small
-    ]
-
-
-@pytest.mark.parametrize("job", representative_jobs(), ids=lambda job: f"{job.target}-{job.name}")
-def test_kernels_compile_without_spills(job):
+@pytest.mark.parametrize("job", jobs(), ids=lambda job: f"{job.target}-{job.name}-{job.label}")
+def test_every_configuration_compiles_without_spills(job):
     used = compile_job(job)
     assert not used.double_precision
     assert used.shared <= SHARED_LIMIT[job.target]
