@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from kernels.segment_advantage import credit_table
 from prover_mini.config import Config
 from prover_mini.trajectory import Group, Segment, Trajectory, Verdict
 
@@ -109,13 +110,25 @@ def outcome_credit(groups: list[Group], config: Config) -> Credit:
     return Credit(torch.tensor(advantages, dtype=torch.float64), credit_BN)
 
 
-def add_bonus(credit: Credit, groups: list[Group], segment: Segment, bonus: float, config: Config) -> None:
-    """Adds `bonus` to the turns of one segment; `credit_std` divides it like the group's advantages."""
-    row = next(i for i, t in enumerate(batch(groups)) if t is segment.trajectory)
+def add_bonuses(credit: Credit, groups: list[Group], bonuses: list[tuple[Segment, float]], config: Config) -> None:
+    """Adds each bonus to the turns of its segment; `credit_std` divides it like the group's advantages."""
+    rows = {id(t): row for row, t in enumerate(batch(groups))}
+    group_of = {id(t): g for g in groups for t in g.trajectories}
+    values = [bonus for _, bonus in bonuses]
     if config.credit_std:
-        group = next(g for g in groups if any(t is segment.trajectory for t in g.trajectories))
-        bonus /= float(np.std([t.reward for t in group.healthy], ddof=1)) + STD_EPS
-    credit.credit_BN[row, segment.first_turn : segment.last_turn + 1] += bonus
+        spreads = [np.std([t.reward for t in group_of[id(s.trajectory)].healthy], ddof=1) for s, _ in bonuses]
+        values = [bonus / (float(std) + STD_EPS) for bonus, std in zip(values, spreads)]
+    segments = [segment for segment, _ in bonuses]
+    credit.credit_BN.add_(
+        credit_table(
+            [rows[id(s.trajectory)] for s in segments],
+            [s.first_turn for s in segments],
+            [s.last_turn for s in segments],
+            values,
+            *credit.credit_BN.shape,
+            dtype=credit.credit_BN.dtype,
+        )
+    )
 
 
 def grpo(groups: list[Group], segments: list[Segment], verdicts: list[Verdict], config: Config) -> Credit:
@@ -126,17 +139,15 @@ def grpo(groups: list[Group], segments: list[Segment], verdicts: list[Verdict], 
 def prover(groups: list[Group], segments: list[Segment], verdicts: list[Verdict], config: Config) -> Credit:
     """The method: lambda * delta on the turns of each segment whose verification raised the success rate."""
     credit = outcome_credit(groups, config)
-    for verdict in verdicts:
-        if verdict.accepted:
-            add_bonus(credit, groups, verdict.segment, config.credit_weight * verdict.delta, config)
+    bonuses = [(v.segment, config.credit_weight * v.delta) for v in verdicts if v.accepted]
+    add_bonuses(credit, groups, bonuses, config)
     return credit
 
 
 def judge_reward(groups: list[Group], segments: list[Segment], verdicts: list[Verdict], config: Config) -> Credit:
     """Control: the judge's word is believed; every proposed segment earns the fixed `judge_bonus`."""
     credit = outcome_credit(groups, config)
-    for segment in segments:
-        add_bonus(credit, groups, segment, config.credit_weight * config.judge_bonus, config)
+    add_bonuses(credit, groups, [(s, config.credit_weight * config.judge_bonus) for s in segments], config)
     return credit
 
 
