@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from envs.alfworld.env import AlfworldEnv
@@ -222,8 +222,9 @@ FORMULAS = st.recursive(
 FINAL = "(forall (?r - receptacle) (exists (?o - object) {}))", "(exists (?o - object ?r - receptacle) {})"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(formula=FORMULAS, outer=st.sampled_from(FINAL), seed=st.integers(0, 1000))
+@example("(not (exists (?o - object) (and (objectType ?o AppleType))))", FINAL[0], 0)  # an inner ?o hides the outer
 def test_goals_mean_what_they_say(formula, outer, seed):
     problem = parse_problem(problem_text("(atLocation agent1 loc1) (isCool apple_bar_2)", outer.format(formula)))
     goal, rng = compile_goal(problem), random.Random(seed)

@@ -99,7 +99,9 @@ class Grounder:
         if head == "not":
             return negation(self.ground(parts[0], bound))
         if head in ("exists", "forall"):
-            return self.quantify(head == "forall", parts[0], parts[1], bound)
+            names = {name for name, _ in parts[0]}
+            outer = {name: thing for name, thing in bound.items() if name not in names}  # the same name hides it
+            return self.quantify(head == "forall", parts[0], parts[1], outer)
         return self.atom(head, parts, bound)
 
     def quantify(
