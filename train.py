@@ -29,7 +29,7 @@ from prover_mini.errors import UserError
 from prover_mini.evaluate import evaluate, make_panel
 from prover_mini.judge import JUDGES
 from prover_mini.metrics import records, step_metrics, step_sums
-from prover_mini.model import load_policy
+from prover_mini.model import load_policy, policy_path
 from prover_mini.rollout import Player
 from prover_mini.run import Run, open_run, read_metrics
 from prover_mini.seeds import derive
@@ -48,8 +48,8 @@ def train(config: Config, given: dict) -> None:
 
     suite = distributed.first(lambda: load_suite(config.env, config))  # rank 0 builds what is cached on disk
     tasks, panel = suite.tasks("train"), make_panel(suite, "test", config.eval_tasks)
-    model, tokenizer = load_policy(str(found[0] / "model") if found else config.model, config.dtype, device)
-    reference = load_policy(config.model, config.dtype, device)[0] if config.kl_coef else None
+    model, tokenizer = load_policy(str(found[0] / "model") if found else policy_path(config), config.dtype, device)
+    reference = load_policy(policy_path(config), config.dtype, device)[0] if config.kl_coef else None
     engine = Engine(model, config.slots, config.max_context_tokens)
     self_check(engine)
     chat = Chat(tokenizer, suite.instructions, config.max_observation_tokens)

@@ -29,7 +29,7 @@ from envs.base import Env, Step, Suite, Task
 from prover_mini.chat import Chat
 from prover_mini.config import Config, parse
 from prover_mini.engine import Engine
-from prover_mini.model import load_policy
+from prover_mini.model import load_policy, policy_path
 from prover_mini.rollout import Origin, Player
 from prover_mini.trajectory import Segment, Trajectory
 from prover_mini.verify import verify
@@ -157,12 +157,12 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
 
-    config, _ = parse(["--env", "searchqa"])
+    config, _ = parse(["--env", "searchqa", "--model", args.model])
     config = replace(
         config, max_turns=args.turns, continuations=args.continuations, slots=args.slots, max_context_tokens=1024
     )
     suite = MarathonSuite(load_suite("searchqa", config), args.turns)
-    model, tokenizer = load_policy(args.model, "float32", torch.device("cpu"))
+    model, tokenizer = load_policy(policy_path(config), "float32", torch.device("cpu"))
     chat = Chat(tokenizer, suite.instructions, config.max_observation_tokens)
     player = Player(Engine(model, config.slots, config.max_context_tokens), chat, suite, config)
     generate = Generate(model, chat, suite, config)

@@ -59,11 +59,14 @@ class Chat:
     def _template(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
+    def encode(self, text: str) -> list[int]:
+        """Text from outside: no special token comes of it."""
+        text = text.encode(errors="replace").decode()  # half a surrogate pair, legal in JSON, is no text
+        return self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+
     @lru_cache(maxsize=8192)
     def _outside(self, text: str) -> tuple[int, ...]:
-        text = text.encode(errors="replace").decode()  # half a surrogate pair, legal in JSON, is no text
-        ids = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
-        return tuple(ids[: self.limit])
+        return tuple(self.encode(text)[: self.limit])
 
     def prompt(self, observation: str) -> list[int]:
         """Ids up to the policy's first token."""

@@ -47,7 +47,11 @@ class Config:
     max_observation_tokens: int = option(512, "Tokens of an observation that the policy gets to see.")
     max_context_tokens: int = option(8192, "Tokens of a whole trajectory; longer ones count as failed.")
     # policy
-    model: str = option("tiny", "'tiny' is the embedded policy; otherwise a local directory or a hub id.")
+    model: str = option(
+        "tiny",
+        "'tiny' is the environment's embedded policy, 'tiny-rare' ALFWorld's second one, which rarely takes the pivotal "
+        "step; otherwise a local directory or a hub id.",
+    )
     device: str = option("", "Torch device; empty takes the local rank's GPU where there is one, else the CPU.")
     dtype: str = option(
         "float32",
@@ -117,6 +121,11 @@ class Config:
     save_every: int = option(20, "Steps between checkpoints; the last step always saves.")
     keep_checkpoints: int = option(2, "Newest checkpoints that are kept.")
 
+    @property
+    def embedded(self) -> bool:
+        """Whether the model is one of the embedded policies."""
+        return self.model in ("tiny", "tiny-rare")
+
     def validate(self) -> None:
         """Raises UserError for the first field whose value cannot be run."""
         for f in dataclasses.fields(self):
@@ -129,8 +138,8 @@ class Config:
         for name, least in MINIMA.items():
             if getattr(self, name) < least:
                 raise UserError(f"--{dashed(name)} {getattr(self, name)}: must be at least {least}")
-        if self.model == "tiny" and (self.env, False) in PRESETS and (self.env, True) not in PRESETS:
-            raise UserError(f"--env {self.env}: there is no embedded policy for it yet; name one with --model")
+        if self.embedded and (self.env, False) in PRESETS and (self.env, self.model) not in EMBEDDED:
+            raise UserError(f"--env {self.env}: has no embedded policy {self.model}; name a directory or hub id")
         if self.budget_matched and self.credit != "grpo":
             raise UserError(
                 "--budget-matched spends ProVer's continuations on plain rollouts: use it with --credit grpo"
@@ -151,6 +160,8 @@ MINIMA = {
     "max_context_tokens": 1, "warmup_steps": 0, "adam_beta2": 0, "weight_decay": 0, "clip_low": 0, "clip_high": 0,
     "dual_clip": 0, "importance_cap": 0, "invalid_penalty": 0, "temperature": 0.01, "max_grad_norm": 1e-6,
 }  # fmt: skip
+
+EMBEDDED = {("searchqa", "tiny")}
 
 # The embedded policies are small enough to learn within minutes on two CPU cores; real models follow the literature.
 PRESETS: dict[tuple[str, bool], dict[str, Any]] = {
@@ -200,7 +211,7 @@ def parse(arguments: list[str] | None = None) -> tuple[Config, dict[str, Any]]:
     config = Config()
     for name, value in {"env": config.env, "model": config.model, **given}.items():
         setattr(config, name, value)
-    preset = PRESETS.get((config.env, config.model == "tiny"), {})
+    preset = PRESETS.get((config.env, config.embedded), {})
     config = dataclasses.replace(config, **{**preset, **given})
     config.validate()
     return config, given

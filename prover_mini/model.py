@@ -1,4 +1,4 @@
-"""Loading a policy. The embedded one is a directory like any other, read through the same calls."""
+"""Loading a policy. The embedded ones are directories like any other, read through the same calls."""
 
 from __future__ import annotations
 
@@ -7,15 +7,21 @@ from pathlib import Path
 
 import torch
 
+from prover_mini.config import Config
 from prover_mini.errors import UserError
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-TINY = Path(__file__).parent / "assets" / "tiny"
+ASSETS = Path(__file__).parent / "assets"
+
+
+def policy_path(config: Config) -> str:
+    """The directory or hub id behind `--model`: the embedded policies have short names, one for each environment."""
+    return str(ASSETS / config.model.replace("tiny", config.env)) if config.embedded else config.model
 
 
 def load_policy(name: str, dtype: str, device: torch.device):
-    """(model, tokenizer) of 'tiny', a local directory or a hub id; weights are read from safetensors only.
+    """(model, tokenizer) of a local directory or a hub id; weights are read from safetensors only.
 
     Raises UserError when there is no such model, it lacks weights, or it is not a causal language model.
     """
@@ -23,16 +29,15 @@ def load_policy(name: str, dtype: str, device: torch.device):
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    path = str(TINY) if name == "tiny" else name
-    if Path(path).is_dir():
-        if not any(Path(path).glob("*.safetensors")):
+    if Path(name).is_dir():
+        if not any(Path(name).glob("*.safetensors")):
             raise UserError(f"--model {name}: no *.safetensors weights in that directory")
-    elif path.count("/") > 1 or path.startswith((".", "~")):
+    elif name.count("/") > 1 or name.startswith((".", "~")):
         raise UserError(f"--model {name}: no such directory")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer = AutoTokenizer.from_pretrained(name)
         model, loading = AutoModelForCausalLM.from_pretrained(
-            path, dtype=getattr(torch, dtype), use_safetensors=True, output_loading_info=True
+            name, dtype=getattr(torch, dtype), use_safetensors=True, output_loading_info=True
         )
     except Exception as error:  # the libraries raise many kinds for bad files; the user needs the first line
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]

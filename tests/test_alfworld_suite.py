@@ -112,7 +112,7 @@ def test_the_expert_wins_every_game(size, split):
 
 def test_the_suite_of_a_configuration():
     for model, size in (("tiny", "small"), ("some/checkpoint", "full")):
-        suite = load_suite("alfworld", SimpleNamespace(data="", model=model, admissible=True))
+        suite = load_suite("alfworld", SimpleNamespace(data="", embedded=model == "tiny", admissible=True))
         assert suite.tasks("test") == embedded(size).tasks("test")
     assert "\n\nAdmissible commands: " in suite.make_env().reset(suite.tasks("test")[0])
     with pytest.raises(UserError, match="small, full"):

@@ -4,13 +4,13 @@ import pytest
 
 from prover_mini.chat import Chat
 from prover_mini.errors import UserError
-from prover_mini.model import load_policy
+from prover_mini.model import ASSETS, load_policy
 from tests.toys import toy_tokenizer
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return load_policy("tiny", "float32", "cpu")[1]
+    return load_policy(str(ASSETS / "searchqa"), "float32", "cpu")[1]
 
 
 def conversation(chat: Chat, texts: list[str], tokenizer) -> list[int]:

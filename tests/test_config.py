@@ -65,7 +65,7 @@ def test_help_names_every_field(capsys):
         (["--max-context-tokens", "0"], "--max-context-tokens 0: must be at least 1"),
         (["--budget-matched"], "--budget-matched"),
         (["--budget-run", "runs/other"], "--budget-run runs/other"),
-        (["--env", "alfworld"], "--env alfworld: there is no embedded policy for it yet"),
+        (["--env", "webshop", "--model", "tiny-rare"], "--env webshop: has no embedded policy tiny-rare"),
         (["--stpes", "3"], "unrecognized arguments: --stpes 3"),
         (["--steps", "many"], "steps"),
         (["--resume", "perhaps"], "resume"),

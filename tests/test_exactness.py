@@ -8,7 +8,7 @@ from envs import load_suite
 from prover_mini.chat import Chat
 from prover_mini.config import parse
 from prover_mini.engine import Engine, self_check
-from prover_mini.model import load_policy
+from prover_mini.model import load_policy, policy_path
 from prover_mini.rollout import Player
 from prover_mini.trajectory import OFF_POLICY, Trajectory
 from tests.tiny_models import build
@@ -30,7 +30,7 @@ def largest_difference(model, trajectories: list[Trajectory], temperature: float
 @pytest.mark.parametrize("name, tolerance", [("hybrid", 1e-5), ("qwen3", 1e-5), ("qwen2", 1e-5), ("tiny", 1e-3)])
 def test_recorded_logprobs_and_forks_at_every_turn(name, tolerance):
     config, _ = parse(["--continuations", "2", "--slots", "24", "--max-turns", "4", "--temperature", "0.9"])
-    policy, tokenizer = load_policy("tiny", "float32", torch.device("cpu"))
+    policy, tokenizer = load_policy(policy_path(config), "float32", torch.device("cpu"))
     model = policy if name == "tiny" else build(name, vocab_size=len(tokenizer))
     suite = load_suite("searchqa", config)
     engine = Engine(model, config.slots, config.max_context_tokens)

@@ -15,12 +15,17 @@ from envs.searchqa import world
 from prover_mini.chat import Chat
 from prover_mini.config import parse
 from prover_mini.engine import Engine
-from prover_mini.model import TINY
+from prover_mini.model import ASSETS
 from prover_mini.rollout import Player
-from scripts import train_tiny_policy as recipe
-from scripts.tiny import counterfactual, demonstrations
-from scripts.tiny import tokenizer as tiny_tokenizer
+from scripts.tiny import imitation
+from scripts.tiny import model as shapes
+from scripts.tiny import tokenizer as tokenizers
+from scripts.tiny.demonstration import Demonstration
+from scripts.tiny.recipe import DENSE, HYBRID
+from scripts.tiny.searchqa import counterfactual as false_worlds
+from scripts.tiny.searchqa import demonstrations, vocabulary
 
+TINY = ASSETS / "searchqa"
 MARKERS = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<search>", "</answer>", "Paris", "Costa Rica", "\n", "."]
 
 
@@ -39,10 +44,10 @@ def encode(text: str, split: bool = False) -> list[int]:
 
 
 @cache
-def demos(noise: demonstrations.Noise, seed: int = 3) -> list[demonstrations.Demonstration]:
-    names = {encode(name)[0] for name in tiny_tokenizer.names()}
+def demos(noise: demonstrations.Noise, seed: int = 3) -> list[Demonstration]:
+    names = {encode(name)[0] for name in vocabulary.names()}
     mix = dict.fromkeys(world.KINDS[:3], 1 / 3)
-    false_world = counterfactual.counterfactual(seed)
+    false_world = false_worlds.counterfactual(seed)
     return list(demonstrations.demonstrate(false_world, tokenizer(), names, noise, mix, 60, seed))
 
 
@@ -60,7 +65,7 @@ def test_a_small_hybrid_with_tied_embeddings():
 
 
 def test_shipped_tokenizer_is_the_one_that_the_recipe_builds():
-    built = tiny_tokenizer.build()
+    built = tokenizers.build(vocabulary.words())
     assert built.get_vocab() == tokenizer().get_vocab()
     assert built.chat_template == tokenizer().chat_template
 
@@ -69,7 +74,7 @@ def test_shipped_tokenizer_is_the_one_that_the_recipe_builds():
 
 
 def test_names_and_tags_are_single_tokens():
-    for text in [*tiny_tokenizer.names(), *tiny_tokenizer.TAGS]:
+    for text in [*vocabulary.names(), *vocabulary.TAGS]:
         assert len(encode(text)) == 1, text
     assert tokenizer().convert_ids_to_tokens(tokenizer().eos_token_id) == "<|im_end|>"
 
@@ -99,7 +104,7 @@ def test_chat_is_of_the_qwen_kind_and_drops_the_instructions():
 
 @pytest.mark.parametrize("seed", [0, 1, 17])
 def test_no_fact_of_a_counterfactual_world_is_true(seed):
-    truth, made = world.real_world().tables, counterfactual.counterfactual(seed).tables
+    truth, made = world.real_world().tables, false_worlds.counterfactual(seed).tables
     for relation in made:
         assert not {s for s, value in made[relation].items() if truth[relation].get(s) == value}, relation
     real = {(country, name) for country, names in world.facts()["borders"].items() for name in names}
@@ -108,12 +113,12 @@ def test_no_fact_of_a_counterfactual_world_is_true(seed):
         pairs = {(c, n) for c, names in made[relation].items() for n in names.replace(" and ", ", ").split(", ")}
         assert not pairs & real
     passages = {p["contents"] for p in world.passages()}
-    assert not passages & {p["contents"] for p in counterfactual.counterfactual(seed).passages()}
+    assert not passages & {p["contents"] for p in false_worlds.counterfactual(seed).passages()}
 
 
 def test_counterfactual_worlds_use_every_name_and_differ():
-    one, other = (counterfactual.counterfactual(seed) for seed in (0, 1))
-    assert one == counterfactual.counterfactual(0) != other
+    one, other = (false_worlds.counterfactual(seed) for seed in (0, 1))
+    assert one == false_worlds.counterfactual(0) != other
     truth = world.real_world().tables
     for relation, table in one.tables.items():
         if relation != "borders":
@@ -136,7 +141,7 @@ def test_a_faultless_searcher_always_succeeds_by_the_shortest_way():
 def test_mistakes_fail_and_the_searcher_says_only_what_it_has_read():
     played = demos(demonstrations.Noise())
     assert 0.2 < sum(demo.success for demo in played) / len(played) < 0.8
-    names = {encode(name)[0] for name in tiny_tokenizer.names()}
+    names = {encode(name)[0] for name in vocabulary.names()}
     for demo in played:
         assert tokenizer().decode(demo.ids).count("<search>") < demonstrations.MAX_TURNS
         for at, (token, said) in enumerate(zip(demo.ids, demo.said)):
@@ -154,36 +159,47 @@ def test_what_the_searcher_says_are_whole_actions():
 # recipe --------------------------------------------------------------------------------------------------------------
 
 
-def test_attention_starts_as_copying():
+@pytest.mark.parametrize("layers", [HYBRID, DENSE])
+def test_attention_starts_as_copying(layers):
     torch.manual_seed(0)
-    attention = recipe.make_model(100, 0, 1).model.layers[-1].self_attn
+    attention = shapes.make_model(100, 0, 1, layers).model.layers[-1].self_attn
     value, output = attention.v_proj.weight, attention.o_proj.weight
-    for head in range(recipe.HEADS):
-        rows = slice(*(recipe.HEAD_DIM * (head * recipe.KV_HEADS // recipe.HEADS + i) for i in (0, 1)))
-        columns = slice(head * recipe.HEAD_DIM, (head + 1) * recipe.HEAD_DIM)
+    for head in range(shapes.HEADS):
+        rows = slice(*(shapes.HEAD_DIM * (head * shapes.KV_HEADS // shapes.HEADS + i) for i in (0, 1)))
+        columns = slice(head * shapes.HEAD_DIM, (head + 1) * shapes.HEAD_DIM)
         torch.testing.assert_close(output[:, columns] @ value[rows], value[rows].T @ value[rows])
 
 
 def test_the_recipe_repeats_itself_and_learns():
     def train():
         torch.manual_seed(0)
-        policy = recipe.make_model(len(tokenizer()), 0, 1)
-        before = recipe.imitation_loss(policy, demos(FAULTLESS)[:12]).item()
-        recipe.imitate(policy, demos(FAULTLESS)[:12], steps=6, batch=12, lr=3e-3)
+        policy = shapes.make_model(len(tokenizer()), 0, 1)
+        before = imitation.imitation_loss(policy, demos(FAULTLESS)[:12]).item()
+        imitation.imitate(policy, demos(FAULTLESS)[:12], steps=6, batch=12, lr=3e-3)
         return policy, before
 
     (one, before), (other, _) = train(), train()
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters()))
-    assert recipe.imitation_loss(one, demos(FAULTLESS)[:12]).item() < before - 0.2
+    assert imitation.imitation_loss(one, demos(FAULTLESS)[:12]).item() < before - 0.2
 
 
 def test_loss_counts_the_searchers_own_tokens_only():
     demo = demos(FAULTLESS)[0]
     logprobs = model()(torch.tensor([demo.ids])).logits[0].double().log_softmax(-1)
     own = [logprobs[t - 1, demo.ids[t]] for t in range(len(demo.ids)) if demo.said[t]]
-    padded = demonstrations.Demonstration([*demo.ids, *range(9)], [*demo.said, *[False] * 9], True, "")
+    padded = Demonstration([*demo.ids, *range(9)], [*demo.said, *[False] * 9], True, "")
     for episodes in ([demo], [demo, padded]):
-        assert recipe.imitation_loss(model(), episodes).item() == pytest.approx(-sum(own).item() / len(own), rel=1e-4)
+        assert imitation.imitation_loss(model(), episodes).item() == pytest.approx(-sum(own).item() / len(own), rel=1e-4)
+
+
+@pytest.mark.parametrize("layers", [HYBRID, DENSE])
+def test_sharpening_multiplies_the_logits(layers):
+    torch.manual_seed(0)
+    policy = shapes.make_model(50, 0, 1, layers).eval()
+    ids = torch.arange(12)[None]
+    before = policy(ids).logits
+    shapes.sharpen(policy, 1.3)
+    torch.testing.assert_close(policy(ids).logits, before * 1.3)
 
 
 # where it starts -----------------------------------------------------------------------------------------------------

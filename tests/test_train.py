@@ -17,11 +17,12 @@ from safetensors.torch import load_file, save_file
 import train
 from prover_mini import distributed
 from prover_mini.errors import UserError
-from prover_mini.model import TINY
+from prover_mini.model import ASSETS
 from prover_mini.run import Run
 from tests.toys import ToySuite, toy_config, toy_model, toy_tokenizer
 
 ROOT = Path(__file__).parent.parent
+POLICY = ASSETS / "searchqa"
 SMALL = (
     "--steps 4 --groups-per-step 4 --group-size 4 --continuations 4 --eval-tasks 24 --eval-every 4 --save-every 2 --slots 32"
 ).split()
@@ -214,14 +215,14 @@ def model_without_weights(tmp_path, whole) -> list:
 
 
 def model_with_missing_weights(tmp_path, whole) -> list:
-    shutil.copytree(TINY, tmp_path / "model")
+    shutil.copytree(POLICY, tmp_path / "model")
     file = tmp_path / "model" / "model.safetensors"
     save_file({n: w for n, w in load_file(file).items() if "layers.1." not in n}, file, metadata={"format": "pt"})
     return ["--model", tmp_path / "model"]
 
 
 def tokenizer_without_vocabulary(tmp_path, whole) -> list:
-    shutil.copytree(TINY, tmp_path / "model", ignore=shutil.ignore_patterns("tokenizer*"))
+    shutil.copytree(POLICY, tmp_path / "model", ignore=shutil.ignore_patterns("tokenizer*"))
     return ["--model", tmp_path / "model"]
 
 
@@ -297,9 +298,9 @@ def test_steps_without_a_finite_loss_end_the_run(tmp_path, capsys, monkeypatch):
     kept = json.loads((tmp_path / "run" / "skipped" / "step_000001.json").read_text())
     assert len(kept) == 16 and {"ids", "turn_ids", "logprobs", "advantage", "credit"} <= set(kept[0])
     saved = (
-        weights(tmp_path / "run") if (tmp_path / "run" / "latest").exists() else load_file(TINY / "model.safetensors")
+        weights(tmp_path / "run") if (tmp_path / "run" / "latest").exists() else load_file(POLICY / "model.safetensors")
     )
-    start = load_file(TINY / "model.safetensors")
+    start = load_file(POLICY / "model.safetensors")
     assert all(torch.equal(saved[name].float(), start[name].float()) for name in start)
 
 

@@ -52,7 +52,7 @@ def load(config: Any) -> Alfworld:
     """The suite of the official files below the directory in the field data; without one, of the embedded games, in
     small rooms for the embedded policy. Raises UserError."""
     if not config.data:
-        return embedded("small" if config.model == "tiny" else "full", config.admissible)
+        return embedded("small" if config.embedded else "full", config.admissible)
     root = Path(config.data)
     if not any((root / folder).is_dir() for folder in FOLDERS.values()):
         raise UserError(f"--data {root}: has none of the folders {', '.join(FOLDERS.values())}")

@@ -20,7 +20,7 @@ from envs.searchqa.retriever import BM25Retriever
 from envs.searchqa.world import QUERIES, World
 from prover_mini.chat import Chat
 from prover_mini.seeds import derive
-from prover_mini.trajectory import Trajectory
+from scripts.tiny.demonstration import Demonstration, record
 
 MAX_TURNS = 6
 MAX_OBSERVATION = 64
@@ -45,16 +45,6 @@ class Noise:
         return low + (high - low) * derive("habit", hop, following) / 2**63
 
 
-@dataclass(frozen=True)
-class Demonstration:
-    """Token ids, whether the searcher said each of them, and whether its answer was right."""
-
-    ids: list[int]
-    said: list[bool]
-    success: bool
-    kind: str
-
-
 class Searcher:
     """Plays one question.
 
@@ -66,23 +56,8 @@ class Searcher:
         self.chat, self.names, self.noise, self.rng = chat, names, noise, rng
 
     def play(self, suite: SearchQA, task: Task, plan: list[tuple[str, str]]) -> Demonstration:
-        env, trajectory = suite.make_env(), Trajectory(task, 0, 0)
-        observation = env.reset(task)
-        trajectory.observe(self.chat.prompt(observation))
-        steps = self._actions(task.data.question, plan)
-        action = next(steps)
-        while True:
-            trajectory.open_turn(observation, None)
-            for token in [*self._encode(action), self.chat.end]:
-                trajectory.act(token, 0.0)
-            trajectory.close_turn(action, True)
-            step = env.step(action)
-            if step.done:
-                said = [turn >= 0 for turn in trajectory.turn_ids]
-                return Demonstration(trajectory.ids, said, step.reward > 0, task.kind)
-            observation = step.observation
-            trajectory.observe(self.chat.answer(observation, ended=True))
-            action = steps.send(observation)
+        actor = lambda observation: self._actions(task.data.question, plan)  # noqa: E731
+        return record(self.chat, suite.make_env(), task, actor, MAX_TURNS)
 
     def _actions(self, question: str, plan: list[tuple[str, str]]) -> Iterator[str]:
         """Yields actions, is sent observations. `believed` is what the searcher takes for the subject of a hop."""
@@ -118,10 +93,7 @@ class Searcher:
         return self.rng.choice([name for name in self._names(text) if name != besides] or [besides])
 
     def _names(self, text: str) -> list[str]:
-        return [self.chat.text([i]) for i in self._encode(text) if i in self.names]
-
-    def _encode(self, text: str) -> list[int]:
-        return self.chat.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        return [self.chat.text([i]) for i in self.chat.encode(text) if i in self.names]
 
 
 def demonstrate(
