@@ -28,8 +28,9 @@ from prover_mini.engine import Engine, self_check
 from prover_mini.errors import UserError
 from prover_mini.evaluate import evaluate, make_panel
 from prover_mini.judge import JUDGES
-from prover_mini.metrics import records, step_metrics, step_sums
+from prover_mini.metrics import step_metrics, step_sums
 from prover_mini.model import load_policy, policy_path
+from prover_mini.records import records
 from prover_mini.rollout import Player
 from prover_mini.run import Run, open_run, read_metrics
 from prover_mini.seeds import derive
@@ -104,7 +105,8 @@ def train(config: Config, given: dict) -> None:
         row = step_metrics(step, sums, update, run.take_times())
         if row["env/error_rate"] == 1:
             raise UserError(f"step {step}: every episode failed, the first with {first_error(groups)}; see {run_dir}")
-        run.log(row, records(groups, credit, segments, verification), evaluation)
+        trajectories = records(groups, credit, segments, verification.verdicts, chat, config.record_groups)
+        run.log(row, trajectories, evaluation)
 
         skipped_in_a_row = 0 if update["update/applied"] else skipped_in_a_row + 1
         if skipped_in_a_row:

@@ -79,3 +79,17 @@ class Chat:
     def text(self, ids: list[int]) -> str:
         """What the policy said, for the environment; the end token is not part of it."""
         return self.tokenizer.decode(ids[:-1] if ids and ids[-1] == self.end else ids, skip_special_tokens=False)
+
+    def pieces(self, ids: list[int]) -> list[str]:
+        """The text of each token, for display. A character that is spread over tokens belongs to the last of them."""
+        out: list[str] = []
+        held: list[int] = []
+        for id in ids:
+            held.append(id)
+            text = self.tokenizer.decode(held, skip_special_tokens=False)
+            whole = "\ufffd" not in text or len(held) == 4  # no character has more bytes
+            out.append(text if whole else "")
+            held = [] if whole else held
+        if held:
+            out[-1] = self.tokenizer.decode(held, skip_special_tokens=False)
+        return out

@@ -118,6 +118,9 @@ class Config:
     )
     eval_tasks: int = option(400, "Tasks of the test panel: the first of the split in a fixed order; 0 takes all.")
     eval_temperature: float = option(1.0, "Sampling temperature of evaluations; 0 is greedy.")
+    record_groups: int = option(
+        4, "Groups per step whose rollouts are recorded token by token, for the report; those with a segment first."
+    )
     save_every: int = option(20, "Steps between checkpoints; the last step always saves.")
     keep_checkpoints: int = option(2, "Newest checkpoints that are kept.")
 
@@ -158,7 +161,7 @@ MINIMA = {
     "slots": 1, "topk": 1, "eval_every": 1, "save_every": 1, "keep_checkpoints": 1, "max_bad_steps": 1,
     "credit_weight": 0, "kl_coef": 0, "lr": 0, "eval_temperature": 0, "eval_tasks": 0, "state_cache_mb": 0,
     "max_context_tokens": 1, "warmup_steps": 0, "adam_beta2": 0, "weight_decay": 0, "clip_low": 0, "clip_high": 0,
-    "dual_clip": 0, "importance_cap": 0, "invalid_penalty": 0, "temperature": 0.01, "max_grad_norm": 1e-6,
+    "record_groups": 0, "dual_clip": 0, "importance_cap": 0, "invalid_penalty": 0, "temperature": 0.01, "max_grad_norm": 1e-6,
 }  # fmt: skip
 
 EMBEDDED = {("searchqa", "tiny")}

@@ -1,11 +1,11 @@
-"""One step as numbers (metrics.jsonl) and as records (rollouts/*.jsonl), over all ranks."""
+"""One step as numbers (metrics.jsonl), over all ranks."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 from prover_mini import distributed
-from prover_mini.credit import Credit, batch, null_rate
+from prover_mini.credit import null_rate
 from prover_mini.config import Config
 from prover_mini.judge import Answer, Failure, Usage
 from prover_mini.trajectory import Group, Segment
@@ -114,52 +114,4 @@ def step_metrics(step: int, sums: Counter, update: dict[str, float], times: dict
         "eval/success_rate": None,
         "eval/n": None,
         "eval/ci95": None,
-    }
-
-
-def records(groups: list[Group], credit: Credit, segments: list[Segment], verification: Verification) -> list[dict]:
-    """One record per trajectory, of all ranks, in group order: what a viewer needs to show where credit went."""
-    advantages = {id(t): a for t, a in zip(batch(groups), credit.advantage_B.tolist())}
-    proposed = {id(s.trajectory): {"verdict": None, "segment": s} for s in segments}
-    for verdict in verification.verdicts:
-        proposed[id(verdict.segment.trajectory)]["verdict"] = verdict
-    mine = [
-        {
-            "task_id": g.task.id,
-            "kind": g.task.kind,
-            "group": g.index,
-            "sample": t.sample,
-            "reward": t.reward,
-            "success": t.success,
-            "score": t.score,
-            "truncated": t.truncated,
-            "error": t.error or None,
-            "turns": [
-                {
-                    "observation": turn.observation,
-                    "action": turn.action,
-                    "valid": turn.valid,
-                    "token_span": [turn.start, turn.end],
-                }
-                for turn in t.turns
-            ],
-            "advantage": advantages.get(id(t)),
-            "segment": segment_record(**proposed[id(t)]) if id(t) in proposed else None,
-        }
-        for g in groups
-        for t in g.trajectories
-    ]
-    return sorted((r for part in distributed.gather(mine) for r in part), key=lambda r: (r["group"], r["sample"]))
-
-
-def segment_record(segment: Segment, verdict) -> dict:
-    """A proposed segment; its outcome fields are null where it was not verified."""
-    return {
-        "first_turn": segment.first_turn,
-        "last_turn": segment.last_turn,
-        "reason": segment.reason,
-        "pre": verdict.pre if verdict else None,
-        "post": verdict.post if verdict else None,
-        "delta": verdict.delta if verdict else None,
-        "accepted": verdict.accepted if verdict else None,
     }

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from envs.base import Task
 
 OFF_POLICY = -1  # turn id of a token that the policy did not sample
@@ -35,7 +37,11 @@ class Turn:
 
 @dataclass
 class Trajectory:
-    """One episode, complete or growing. `sample` counts inside the group; `branch` names a continuation."""
+    """One episode, complete or growing. `sample` counts inside the group; `branch` names a continuation.
+
+    `trainer_logprobs`: log-probs of the policy tokens as the trainer computed them with the weights that sampled, set
+    by the update; None where the loss left the trajectory out.
+    """
 
     task: Task
     sample: int
@@ -48,6 +54,7 @@ class Trajectory:
     reward: float = 0.0
     score: float = 0.0
     truncated: bool = False  # ended by the turn or context limit, not by the environment
+    trainer_logprobs: torch.Tensor | None = None
     error: str = ""  # an environment failed: the trajectory is counted, and used for nothing else
 
     def observe(self, ids: list[int]) -> None:

@@ -91,6 +91,8 @@ class Learner:
             for part in range(self.config.minibatches)
         ]
         self.model.eval()
+        for row, t in zip(rows, trajectories):
+            t.trainer_logprobs = row.old_logprob
         return metrics(sums)
 
     def _optimizer_step(self, rows: list[Row], step: int) -> dict[str, float]:
@@ -143,7 +145,9 @@ class Learner:
         c = self.config
         out = self._logprobs(self.model, rows, entropy=True)
         sampler_T = torch.cat([r.sampler_logprob for r in rows]).to(self.device)
-        old_T = out.logprob_N.detach() if c.minibatches == 1 else torch.cat([r.old_logprob for r in rows])
+        if c.minibatches == 1:
+            remember(out.logprob_N.detach(), rows)
+        old_T = torch.cat([r.old_logprob for r in rows])
         advantage_T = torch.cat([r.advantage for r in rows]).to(self.device)
         cu_seqlens_B1 = torch.tensor([0, *(len(r.targets) for r in rows)], device=self.device).cumsum(0)
         mask_T = torch.ones_like(advantage_T, dtype=torch.bool)
@@ -187,9 +191,13 @@ class Learner:
     def _remember_old_logprobs(self, rows: list[Row]) -> None:
         """Log-probs under the weights that sampled, as the trainer computes them: the ratio's denominator."""
         for chunk in micro_batches([r for r in rows if len(r.targets)], self.config.micro_batch):
-            parts = self._logprobs(self.model, chunk).logprob_N.split([len(r.targets) for r in chunk])
-            for row, part in zip(chunk, parts):
-                row.old_logprob = part
+            remember(self._logprobs(self.model, chunk).logprob_N, chunk)
+
+
+def remember(logprob_T: torch.Tensor, rows: list[Row]) -> None:
+    """Gives each row its part of the packed log-probs."""
+    for row, part in zip(rows, logprob_T.split([len(r.targets) for r in rows])):
+        row.old_logprob = part
 
 
 SUMS = ("loss", "trained", "clipped", "kl", "entropy", "mismatch")

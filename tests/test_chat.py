@@ -1,6 +1,8 @@
 """The conversation as token pieces, against the chat template rendered whole."""
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from prover_mini.chat import Chat
 from prover_mini.errors import UserError
@@ -69,3 +71,19 @@ def test_a_tokenizer_without_a_template_is_refused():
     tokenizer.chat_template = None
     with pytest.raises(UserError, match="chat template"):
         Chat(tokenizer, "", 9)
+
+
+def test_pieces_of_characters_that_are_spread_over_tokens():
+    """A tokenizer of single bytes: each character belongs to its last byte."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    bytewise = Tokenizer(models.BPE({byte: i for i, byte in enumerate(alphabet)}, []))
+    bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bytewise.decoder = decoders.ByteLevel()
+    chat = Chat.__new__(Chat)
+    chat.tokenizer = PreTrainedTokenizerFast(tokenizer_object=bytewise)
+    text = "né → 日🙂!"
+    ids = chat.tokenizer.encode(text)
+    expected = [piece for c in text for piece in [""] * (len(c.encode()) - 1) + [c]]
+    assert chat.pieces(ids) == expected
+    assert chat.pieces(ids[:-2]) == [*expected[:-5], "", "", "\ufffd"]  # cut inside a character
+    assert chat.pieces([]) == []
