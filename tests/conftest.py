@@ -1,4 +1,5 @@
-"""Shared by all tests: one torch thread, no network. `pytest --bench` profiles the kernels instead of testing."""
+"""Shared by all tests: one torch thread, no network, the same examples in every run (`--hypothesis-profile explore`
+draws new ones). `pytest --bench` profiles the kernels instead of testing."""
 
 import os
 
@@ -7,8 +8,12 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import torch
+from hypothesis import settings
 
 torch.set_num_threads(1)
+settings.register_profile("repeat", derandomize=True, deadline=None)
+settings.register_profile("explore", deadline=None)
+settings.load_profile("repeat")
 
 
 def pytest_addoption(parser):
