@@ -12,20 +12,31 @@ import json
 import math
 import sys
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from prover_mini.errors import UserError
 
 
-def option(default: Any, help: str, choices: tuple[str, ...] = ()) -> Any:
+def option(default: Any, help: str, choices: tuple[str, ...] | str = ()) -> Any:
+    """`choices` are the values that are allowed; or "module.NAME", a dictionary whose keys they are, so that an entry
+    there is all it takes to add one."""
     return field(default=default, metadata={"help": help, "choices": choices})
+
+
+def choices_of(f: dataclasses.Field) -> tuple[str, ...]:
+    choices = f.metadata["choices"]
+    if isinstance(choices, str):
+        module, _, name = choices.rpartition(".")
+        choices = tuple(getattr(import_module(module), name))  # only now: these modules import this one
+    return choices
 
 
 @dataclass
 class Config:
     # environment
-    env: str = option("searchqa", "Environment to train on: searchqa, webshop or alfworld.")
+    env: str = option("searchqa", "Environment to train on.", "envs.SUITES")
     data: str = option("", "File or directory with the environment's tasks; empty plays the embedded ones.")
     corpus: str = option(
         "", "SearchQA: passages to search, JSONL of id and contents; empty searches the embedded corpus."
@@ -64,8 +75,8 @@ class Config:
         2048, "Memory per rank for states at turn boundaries; what does not fit is recomputed."
     )
     # credit
-    credit: str = option("prover", "Credit method.", ("grpo", "prover", "judge_reward"))
-    judge: str = option("divergence", "Who proposes the segment.", ("divergence", "random"))
+    credit: str = option("prover", "Credit method.", "prover_mini.credit.METHODS")
+    judge: str = option("divergence", "Who proposes the segment.", "prover_mini.judge.JUDGES")
     credit_weight: float = option(1.0, "Lambda: weight of a verified segment's delta.")
     continuations: int = option(8, "K: continuations sampled from each of the two boundaries of a segment.")
     max_segment_turns: int = option(4, "Longest segment, in turns (the divergence judge proposes single turns).")
@@ -132,7 +143,7 @@ class Config:
     def validate(self) -> None:
         """Raises UserError for the first field whose value cannot be run."""
         for f in dataclasses.fields(self):
-            choices = f.metadata["choices"]
+            choices = choices_of(f)
             if choices and getattr(self, f.name) not in choices:
                 raise UserError(f"--{dashed(f.name)} {getattr(self, f.name)!r}: choose one of {', '.join(choices)}")
         for name, value in dataclasses.asdict(self).items():
@@ -206,7 +217,7 @@ def parse(arguments: list[str] | None = None) -> tuple[Config, dict[str, Any]]:
     for f in dataclasses.fields(Config):
         flags = [f"--{dashed(f.name)}"] + ([f"--{f.name}"] if "_" in f.name else [])
         default = f"default: {f.default!r}" if f.default != "" else "default: empty"
-        choices = f" One of {', '.join(f.metadata['choices'])}." if f.metadata["choices"] else ""
+        choices = f" One of {', '.join(choices_of(f))}." if choices_of(f) else ""
         kind = {"type": parse_bool, "nargs": "?", "const": True} if types[f.name] is bool else {"type": types[f.name]}
         help = f"{f.metadata['help']}{choices} ({default})".replace("%", "%%")
         parser.add_argument(*flags, dest=f.name, default=argparse.SUPPRESS, metavar="X", help=help, **kind)
