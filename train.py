@@ -10,16 +10,13 @@ A step is the algorithm, top to bottom: rollout -> propose -> verify -> credit -
 from __future__ import annotations
 
 import os
-import random
 import sys
 import time
-from functools import lru_cache
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models: more threads per rank only wait for each other
 
 from envs import load_suite
-from envs.base import Task
 from prover_mini import checkpoint, distributed
 from prover_mini.chat import Chat
 from prover_mini.config import Config, parse
@@ -33,7 +30,7 @@ from prover_mini.model import load_policy, policy_path
 from prover_mini.records import records
 from prover_mini.rollout import Player
 from prover_mini.run import Run, open_run, read_metrics
-from prover_mini.seeds import derive
+from prover_mini.schedule import tasks_of_step
 from prover_mini.trajectory import Group, Segment
 from prover_mini.update import Learner
 from prover_mini.verify import Verification, verify
@@ -83,7 +80,7 @@ def train(config: Config, given: dict) -> None:
             segments = [answer for answer in answers if isinstance(answer, Segment)]
 
         with run.phase("verify"):
-            verification = verify(player, segments) if verifies else Verification()
+            verification = verify(player, segments, config) if verifies else Verification()
 
         extra_tokens = 0
         if config.budget_matched:
@@ -123,22 +120,6 @@ def train(config: Config, given: dict) -> None:
                 checkpoint.save(run_dir, step, learner, tokenizer, config.keep_checkpoints)
 
     run.summary()
-
-
-def tasks_of_step(tasks: list[Task], step: int, config: Config) -> list[tuple[int, Task]]:
-    """(place in the step, task): the training tasks in a new order each epoch, as a function of the step alone."""
-    chosen = []
-    for place in range(config.groups_per_step):
-        epoch, at = divmod((step - 1) * config.groups_per_step + place, len(tasks))
-        chosen.append((place, tasks[epoch_order(len(tasks), config.seed, epoch)[at]]))
-    return chosen
-
-
-@lru_cache(maxsize=2)
-def epoch_order(n: int, seed: int, epoch: int) -> list[int]:
-    order = list(range(n))
-    random.Random(derive(seed, "epoch", epoch)).shuffle(order)
-    return order
 
 
 def first_error(groups: list[Group]) -> str:

@@ -173,7 +173,7 @@ def main() -> None:
     segments = [Segment(t, first := i % (args.turns - 1), first) for i, t in enumerate(references)]
     boundaries = [(s.trajectory, turn) for s in segments for turn in (s.first_turn, s.last_turn + 1)]
 
-    forks, _ = measured(player, lambda: verify(player, segments))
+    forks, _ = measured(player, lambda: verify(player, segments, config))
     alone, _ = measured(player, lambda: without_reuse(player, boundaries))
     starts = [
         (t.ids[: t.turns[n].start], t.turns[n].env_state) for t, n in boundaries for _ in range(args.continuations)

@@ -82,6 +82,17 @@ class Config:
     max_segment_turns: int = option(4, "Longest segment, in turns (the divergence judge proposes single turns).")
     max_successes: int = option(3, "Groups with 1 to this many successes are eligible for a segment.")
     judge_bonus: float = option(0.5, "judge_reward: lambda times this is what a proposed segment earns without verification.")
+    sequential: float = option(
+        0.0,
+        "Sample a segment's continuations in rounds, 2 + 2 first, and stop when the sign that K would show is settled "
+        "but for a chance of this (0.2 is a good one); 0 samples all at once.",
+    )
+    shrinkage: float = option(
+        0.0, "Shrink delta towards 0 by this many times its variance over delta (1 is the James-Stein form); 0 is off."
+    )
+    share_boundaries: bool = option(
+        False, "A state that one segment ends with and another one begins with is continued from only once."
+    )
     advantage_std: bool = option(False, "Divide group advantages by the group's standard deviation.")
     credit_std: bool = option(False, "Divide the bonus of a segment by it as well.")
     budget_matched: bool = option(
@@ -162,6 +173,8 @@ class Config:
             raise UserError(f"--budget-run {self.budget_run}: says how much --budget-matched spends; add that")
         if 0 < self.dual_clip <= 1:
             raise UserError(f"--dual-clip {self.dual_clip}: must be above 1, or 0 for none")
+        if self.sequential >= 0.5:
+            raise UserError(f"--sequential {self.sequential}: must be below 0.5, where no sign is ever open")
         if self.adam_beta2 >= 1:
             raise UserError(f"--adam-beta2 {self.adam_beta2}: must be below 1")
 
@@ -173,6 +186,7 @@ MINIMA = {
     "credit_weight": 0, "kl_coef": 0, "lr": 0, "eval_temperature": 0, "eval_tasks": 0, "state_cache_mb": 0,
     "max_context_tokens": 1, "warmup_steps": 0, "adam_beta2": 0, "weight_decay": 0, "clip_low": 0, "clip_high": 0,
     "record_groups": 0, "dual_clip": 0, "importance_cap": 0, "invalid_penalty": 0, "temperature": 0.01, "max_grad_norm": 1e-6,
+    "sequential": 0, "shrinkage": 0,
 }  # fmt: skip
 
 EMBEDDED = {("searchqa", "tiny")}

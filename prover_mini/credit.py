@@ -9,10 +9,8 @@ token stream. A method is one function with an entry in `METHODS`.
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -58,26 +56,6 @@ def segment_error(trajectory: Trajectory, first_turn: int, last_turn: int, max_t
     if not all(turn.valid for turn in trajectory.turns[first_turn : last_turn + 1]):
         return "invalid action"
     return ""
-
-
-def null_rate(verdict: Verdict) -> float:
-    """P(accepted) if the segment had no effect: both sides binomial with the pooled success rate.
-
-    The rate is estimated from the same continuations, so the result is low where success is near 0 or 1 (K = 8: .26
-    on average for a true .32 at p = .1, and unbiased to .01 from p = .3 on).
-    """
-    k_pre, k_post = len(verdict.pre), len(verdict.post)
-    p = (sum(verdict.pre) + sum(verdict.post)) / (k_pre + k_post)
-
-    def binomial(k: int) -> list[float]:
-        return [math.comb(k, j) * p**j * (1 - p) ** (k - j) for j in range(k + 1)]
-
-    pre, post = binomial(k_pre), binomial(k_post)
-    rate = 0.0
-    for i, j in itertools.product(range(k_pre + 1), range(k_post + 1)):
-        outcome = replace(verdict, pre=[1.0] * i + [0.0] * (k_pre - i), post=[1.0] * j + [0.0] * (k_post - j))
-        rate += pre[i] * post[j] * outcome.accepted
-    return rate
 
 
 @dataclass(frozen=True)
@@ -139,9 +117,25 @@ def grpo(groups: list[Group], segments: list[Segment], verdicts: list[Verdict], 
 def prover(groups: list[Group], segments: list[Segment], verdicts: list[Verdict], config: Config) -> Credit:
     """The method: lambda * delta on the turns of each segment whose verification raised the success rate."""
     credit = outcome_credit(groups, config)
-    bonuses = [(v.segment, config.credit_weight * v.delta) for v in verdicts if v.accepted]
+    bonuses = [(v.segment, config.credit_weight * shrunk_delta(v, config.shrinkage)) for v in verdicts if v.accepted]
     add_bonuses(credit, groups, bonuses, config)
     return credit
+
+
+def shrunk_delta(verdict: Verdict, shrinkage: float) -> float:
+    """delta * max(0, 1 - shrinkage * V / delta^2), V the variance of delta; 0 shrinks nothing.
+
+    Small deltas, which chance makes as often as effects do, vanish, large ones stay almost whole. V is estimated with
+    one success and one failure more on each side, so that K equal outcomes are not taken for certainty.
+    Sources: the positive-part estimator of James and Stein, 1961 (shrinkage 1); V: Agresti and Caffo, 2000.
+    """
+    if not shrinkage:
+        return verdict.delta
+    variance = 0.0
+    for side in (verdict.pre, verdict.post):
+        p = (sum(side) + 1) / (len(side) + 2)
+        variance += p * (1 - p) / (len(side) + 2)
+    return verdict.delta * max(0.0, 1.0 - shrinkage * variance / verdict.delta**2) if verdict.delta else 0.0
 
 
 def judge_reward(groups: list[Group], segments: list[Segment], verdicts: list[Verdict], config: Config) -> Credit:

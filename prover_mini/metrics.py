@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 from prover_mini import distributed
-from prover_mini.credit import null_rate
 from prover_mini.config import Config
 from prover_mini.judge import Answer, Failure, Usage
+from prover_mini.stopping import null_rate
 from prover_mini.trajectory import Group, Segment
 from prover_mini.verify import Verification
 
@@ -55,7 +55,7 @@ def step_sums(
         verified=len(verification.verdicts),
         accepted=len(accepted),
         delta=sum(v.delta for v in verification.verdicts),
-        null=sum(null_rate(v) for v in verification.verdicts),
+        null=sum(null_rate(v, config) for v in verification.verdicts),
         bonus_tokens=sum(
             turn.end - turn.start
             for v in accepted
@@ -70,8 +70,8 @@ PHASES = ("rollout", "judge", "verify", "train", "eval", "save")
 def step_metrics(step: int, sums: Counter, update: dict[str, float], times: dict[str, float]) -> dict:
     """The metrics line of one step from this rank's counts, equal on every rank.
 
-    The time of a phase is the slowest rank's; waiting for it is part of the next phase that ranks share. Ratios of
-    counts that may be 0 are 0 then. Evaluation fields are filled by the caller where there was one.
+    The time of a phase is the slowest rank's; waiting for it is part of the next phase that ranks share. CPU seconds are
+    those of all ranks, without evaluations. Ratios of counts that may be 0 are 0 then. Evaluation fields are filled by the caller where there was one.
     """
     s: Counter = Counter()
     for part in distributed.gather(sums):
@@ -110,7 +110,8 @@ def step_metrics(step: int, sums: Counter, update: dict[str, float], times: dict
         "prover/prefix_tokens_reused": s["reused"],
         "prover/prefix_tokens_computed": s["computed"],
         **phases,
-        "time/total": max(sum(clock.values()) for clock in clocks),
+        "time/total": max(sum(clock.get(name, 0.0) for name in PHASES) for clock in clocks),
+        "time/cpu": sum(clock.get("cpu", 0.0) for clock in clocks),
         "eval/success_rate": None,
         "eval/n": None,
         "eval/ci95": None,

@@ -91,19 +91,22 @@ class Player:
         self._play(origins, self.config.temperature, keep_states, label="rollout")
         return [Group(index, task, o.results) for (index, task), o in zip(tasks, origins)]
 
-    def continuations(self, places: list[tuple[Trajectory, int, str]]) -> list[list[Trajectory]]:
-        """K continuations from before turn `turn` for each (trajectory, turn, branch name), never trained on."""
-        c = self.config
+    def continuations(self, places: list[tuple[Trajectory, int, str]], numbers: range) -> list[list[Trajectory]]:
+        """Continuations from before turn `turn` for each (trajectory, turn, branch name), never trained on.
+
+        What number k of a place draws does not depend on the other numbers: range(2) and range(2, 8) are range(8).
+        """
         self._recompute_states([(trajectory, turn) for trajectory, turn, _ in places])
         origins = []
         for trajectory, turn, branch in places:
             here = trajectory.turns[turn]
 
             def spawn(k, trajectory=trajectory, turn=turn, branch=branch):
-                return trajectory.before(turn, derive(trajectory.seed, turn, branch, k), f"{branch} {k}")
+                seed = derive(trajectory.seed, turn, branch, numbers[k])
+                return trajectory.before(turn, seed, f"{branch} {numbers[k]}")
 
-            origins.append(Origin(spawn, c.continuations, here.observation, here.env_state, here.engine_state))
-        self._play(origins, c.temperature, keep_states=False, label="verify")
+            origins.append(Origin(spawn, len(numbers), here.observation, here.env_state, here.engine_state))
+        self._play(origins, self.config.temperature, keep_states=False, label="verify")
         return [origin.results for origin in origins]
 
     def _recompute_states(self, places: list[tuple[Trajectory, int]]) -> None:

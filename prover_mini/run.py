@@ -176,15 +176,20 @@ class Run:
 
     @contextmanager
     def phase(self, name: str, step: int | None = None):
-        """Times a phase of the step; times of one name add up until `take_times`. `step` begins a new step."""
+        """Times a phase of the step; times of one name add up until `take_times`. `step` begins a new step.
+
+        "cpu" is the CPU time of all phases but evaluations, which every method has and no method needs.
+        """
         self.step = self.step if step is None else step
         if self.bar:
             self.bar.update(self.phase_bar, description=f"step {self.step}: {name}", completed=0, total=None)
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         try:
             yield
         finally:
             self.times[name] = self.times.get(name, 0.0) + time.perf_counter() - start
+            if name != "eval":
+                self.times["cpu"] = self.times.get("cpu", 0.0) + time.process_time() - cpu
 
     def take_times(self) -> dict[str, float]:
         times, self.times = self.times, {}

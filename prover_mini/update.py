@@ -80,7 +80,7 @@ class Learner:
         `update/applied` is 0 if an optimizer step was skipped because its loss or gradient was not finite.
         """
         trajectories = batch(groups)
-        rows = [Row.of(t, a) for t, a in zip(trajectories, token_advantages(trajectories, credit, self.device))]
+        rows = self._rows(groups, credit)
         cut = self.config.minibatches / self.config.groups_per_step  # consecutive groups, which ranks share evenly
         part_of = {id(t): int(g.index * cut) for g in groups for t in g.trajectories}
         self.model.train()
@@ -95,8 +95,29 @@ class Learner:
             t.trainer_logprobs = row.old_logprob
         return metrics(sums)
 
+    def gradient(self, groups: list[Group], credit: Credit) -> torch.Tensor:
+        """What one optimizer step on all these groups would follow: flat, float32, summed over ranks, before it is
+        scaled down to `max_grad_norm`. The weights stay. Needs `minibatches` 1."""
+        self.model.train()
+        gradient, _ = self._gradient(self._rows(groups, credit))
+        self.model.eval()
+        return gradient
+
+    def _rows(self, groups: list[Group], credit: Credit) -> list[Row]:
+        trajectories = batch(groups)
+        return [Row.of(t, a) for t, a in zip(trajectories, token_advantages(trajectories, credit, self.device))]
+
     def _optimizer_step(self, rows: list[Row], step: int) -> dict[str, float]:
         """One step of AdamW on the gradient summed over all ranks, or none if it is not finite."""
+        gradient, sums = self._gradient(rows)
+        norm = gradient.norm().item()
+        applied = math.isfinite(norm) and math.isfinite(sums["loss"])
+        if applied and sums["denominator"]:
+            self._apply(gradient * min(1.0, self.config.max_grad_norm / (norm + 1e-6)), step)
+        return {**sums, "grad_norm": norm, "applied": float(applied)}
+
+    def _gradient(self, rows: list[Row]) -> tuple[torch.Tensor, dict[str, float]]:
+        """The flat gradient of the loss, and the sums behind the metrics, over all ranks."""
         c = self.config
         sizes = torch.tensor([sum(len(r.targets) for r in rows), len(rows)], dtype=torch.float64)
         tokens, trajectories = distributed.sum_(sizes).tolist()
@@ -116,14 +137,10 @@ class Learner:
             sums.update({"loss": loss.item(), **stats})
         gradient = flat_gradient(self.parameters)
         distributed.sum_(gradient)
-        norm = gradient.norm().item()
         values = torch.tensor([sums[name] for name in SUMS], dtype=torch.float64)
         reduced = dict(zip(SUMS, distributed.sum_(values).tolist()))
-        applied = math.isfinite(norm) and math.isfinite(reduced["loss"])
-        if applied and denominator:
-            self._apply(gradient * min(1.0, c.max_grad_norm / (norm + 1e-6)), step)
         largest_gap = max(distributed.gather(largest_gap))
-        return {**reduced, "grad_norm": norm, "applied": float(applied), "mismatch_max": largest_gap}
+        return gradient, {**reduced, "denominator": denominator, "mismatch_max": largest_gap}
 
     @torch.no_grad()
     def _apply(self, gradient: torch.Tensor, step: int) -> None:

@@ -3,13 +3,17 @@
     delta = mean_k R_k(from after the segment) - mean_k R_k(from before it),   K continuations each
 
 sampled with the weights that produced the group, from the exact token and environment states at the two boundaries.
+A continuation's draws are a function of its place and number. So rounds (`sequential`, see stopping.py) sample the
+first ones of the K that would have been sampled at once.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from prover_mini.config import Config
 from prover_mini.rollout import Player
+from prover_mini.stopping import rounds, settled
 from prover_mini.trajectory import Segment, Trajectory, Verdict
 
 
@@ -27,25 +31,54 @@ class Verification:
     reused: int = 0
 
 
-def verify(player: Player, segments: list[Segment]) -> Verification:
+@dataclass(eq=False)
+class Boundary:
+    """A state to continue from: before `turn` of a trajectory. `rewards` of the continuations that met no error."""
+
+    trajectory: Trajectory
+    turn: int
+    branch: str
+    rewards: list[float] = field(default_factory=list)
+
+
+def verify(player: Player, segments: list[Segment], config: Config) -> Verification:
     """Samples the continuations of all segments at once. A segment whose continuations failed on one side, by errors
     of the environment, gets no verdict."""
-    places = []
-    for segment in segments:
-        places.append((segment.trajectory, segment.first_turn, "before"))
-        places.append((segment.trajectory, segment.last_turn + 1, "after"))
+    out = Verification()
     sampled, computed = player.sampled, player.prefix_computed
-    results = player.continuations(places)
-    out = Verification(sampled=player.sampled - sampled, computed=player.prefix_computed - computed)
-    for (trajectory, turn, _), branches in zip(places, results):
-        out.reused += len(branches) * trajectory.turns[turn].start
+    sides = boundaries(segments, config.share_boundaries)
+    asked, undecided = 0, sides
+    for total in rounds(config):
+        here = list(dict.fromkeys(side for pair in undecided for side in pair))
+        places = [(side.trajectory, side.turn, side.branch) for side in here]
+        for side, branches in zip(here, player.continuations(places, range(asked, total))):
+            side.rewards += [t.reward for t in branches if not t.error]
+            out.reused += len(branches) * side.trajectory.turns[side.turn].start
+        remaining = config.continuations - total
+        undecided = [
+            (before, after)
+            for before, after in undecided
+            if not settled(before.rewards, after.rewards, remaining, config.sequential)
+        ]
+        asked = total
+    out.sampled, out.computed = player.sampled - sampled, player.prefix_computed - computed
     out.reused -= out.computed
-    for segment, before, after in zip(segments, results[::2], results[1::2]):
-        pre, post = rewards(before), rewards(after)
-        if pre and post:
-            out.verdicts.append(Verdict(segment, pre, post))
+    for segment, (before, after) in zip(segments, sides):
+        if before.rewards and after.rewards:
+            out.verdicts.append(Verdict(segment, before.rewards, after.rewards))
     return out
 
 
-def rewards(branches: list[Trajectory]) -> list[float]:
-    return [t.reward for t in branches if not t.error]
+def boundaries(segments: list[Segment], share: bool) -> list[tuple[Boundary, Boundary]]:
+    """Each segment's two boundaries. The same side of two segments is one boundary; with `share`, so is a state that
+    one segment ends with and another begins with (their deltas then have its noise in common, with opposite signs)."""
+    known: dict[tuple, Boundary] = {}
+
+    def boundary(trajectory: Trajectory, turn: int, branch: str) -> Boundary:
+        branch = "boundary" if share else branch
+        return known.setdefault((id(trajectory), turn, branch), Boundary(trajectory, turn, branch))
+
+    return [
+        (boundary(s.trajectory, s.first_turn, "before"), boundary(s.trajectory, s.last_turn + 1, "after"))
+        for s in segments
+    ]

@@ -1,6 +1,5 @@
 """Credit against arithmetic by hand, brute force and recorded rules."""
 
-import itertools
 import math
 import random
 
@@ -9,7 +8,7 @@ import torch
 
 from envs.base import Task
 from prover_mini.credit import (
-    METHODS, batch, eligible, group_advantage, null_rate, rloo_advantage, segment_error,
+    METHODS, batch, eligible, group_advantage, rloo_advantage, segment_error, shrunk_delta,
 )  # fmt: skip
 from prover_mini.judge import DivergenceJudge, Failure, RandomJudge, valid_segments
 from prover_mini.trajectory import OFF_POLICY, Group, Segment, Trajectory, Verdict
@@ -88,19 +87,6 @@ def test_segment_errors():
     assert {case: segment_error(six, *case, max_turns=4) for case in cases} == cases
 
 
-def test_null_rate_is_the_chance_of_a_lucky_segment():
-    """Against an enumeration of every outcome of both sides."""
-    verdict = Verdict(Segment(group([1, 0]).reference, 0, 0), [1, 0, 0], [1, 1, 0, 0])
-    p = 3 / 7
-    expected = 0.0
-    for outcome in itertools.product([0, 1], repeat=7):
-        weight = math.prod(p if x else 1 - p for x in outcome)
-        expected += weight * (sum(outcome[3:]) / 4 > sum(outcome[:3]) / 3)
-    assert null_rate(verdict) == pytest.approx(expected, abs=1e-12)
-    half = Verdict(verdict.segment, [1, 0] * 4, [1, 0] * 4)
-    assert null_rate(half) == pytest.approx((1 - math.comb(16, 8) / 2**16) / 2)
-
-
 def test_prover_adds_lambda_delta_to_the_policy_tokens_of_the_segment_alone():
     g = group([0, 1, 0, 0], turns=4)
     verdict = Verdict(Segment(g.reference, 1, 2), [0, 0, 0, 1], [1, 1, 1, 0])
@@ -119,6 +105,34 @@ def test_rejected_segments_change_nothing():
     plain = METHODS["grpo"].credit([g], [], [], toy_config())
     credited = METHODS["prover"].credit([g], [], rejected, toy_config())
     assert torch.equal(plain.credit_BN, credited.credit_BN) and torch.equal(plain.advantage_B, credited.advantage_B)
+
+
+def test_shrinkage_removes_small_deltas_and_leaves_large_ones():
+    g = group([0, 1, 0, 0])
+
+    def verdict(pre: int, post: int, n: int = 8) -> Verdict:
+        return Verdict(Segment(g.reference, 0, 0), [1.0] * pre + [0.0] * (n - pre), [1.0] * post + [0.0] * (n - post))
+
+    def variance(pre: int, post: int, n: int = 8) -> float:
+        """Of the difference of two proportions, by exact enumeration, each with a success and a failure added."""
+        total = 0.0
+        for s in (pre, post):
+            p = (s + 1) / (n + 2)
+            draws = [(math.comb(n + 2, j) * p**j * (1 - p) ** (n + 2 - j), j / (n + 2)) for j in range(n + 3)]
+            mean = sum(w * x for w, x in draws)
+            total += sum(w * (x - mean) ** 2 for w, x in draws)
+        return total
+
+    for pre, post in ((0, 8), (1, 7), (2, 6), (0, 3)):
+        delta = (post - pre) / 8
+        assert shrunk_delta(verdict(pre, post), 1.0) == pytest.approx(delta - variance(pre, post) / delta)
+        assert shrunk_delta(verdict(pre, post), 0.5) == pytest.approx(delta - variance(pre, post) / delta / 2)
+        assert shrunk_delta(verdict(pre, post), 0.0) == delta
+    assert [shrunk_delta(verdict(pre, post), 1.0) for pre, post in ((3, 4), (4, 5), (4, 4))] == [0.0] * 3
+    assert shrunk_delta(verdict(0, 2, 2), 1.0) < shrunk_delta(verdict(0, 8), 1.0) < 1.0
+    config = toy_config(shrinkage=1.0, credit_weight=2.0)
+    credit = METHODS["prover"].credit([g], [], [verdict(2, 6)], config)
+    assert credit.credit_BN[1].tolist() == pytest.approx([2 * (0.5 - variance(2, 6) / 0.5), 0.0, 0.0])
 
 
 def test_judge_reward_believes_the_judge():

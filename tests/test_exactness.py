@@ -40,7 +40,7 @@ def test_recorded_logprobs_and_forks_at_every_turn(name, tolerance):
     rollouts = [t for g in player.rollouts(tasks, 1, [4] * 8) for t in g.trajectories]
     forked = rollouts[::4]
     boundaries = [(t, n, "x") for t in forked for n in range(len(t.turns))]
-    branches = [t for branch in player.continuations(boundaries) for t in branch]
+    branches = [t for branch in player.continuations(boundaries, range(2)) for t in branch]
     assert len(branches) == 2 * len(boundaries) >= 2 * 8
     for what, trajectories in (("rollouts", rollouts), ("forks", branches)):
         difference, tokens = largest_difference(model, trajectories, config.temperature)

@@ -94,7 +94,7 @@ def test_states_kept_and_recomputed_give_the_same_continuations(architecture):
         places = [(t, n, "x") for g in groups for t in g.successes for n in range(len(t.turns))]
         assert places
         assert all((t.turns[n].engine_state is not None) == (p is kept) for t, n, _ in places)
-        results.append([[signature(t) for t in branches] for branches in p.continuations(places)])
+        results.append([[signature(t) for t in branches] for branches in p.continuations(places, range(3))])
     assert results[0] == results[1]
     assert kept.prefix_computed == 0 < fresh.prefix_computed
 
@@ -105,7 +105,7 @@ def test_a_continuation_starts_exactly_where_the_trajectory_was():
     for t in (t for g in groups for t in g.successes):
         before = signature(t)
         for n in range(len(t.turns)):
-            for branch in p.continuations([(t, n, "x")])[0]:
+            for branch in p.continuations([(t, n, "x")], range(2))[0]:
                 cut = t.turns[n].start
                 assert branch.ids[:cut] == t.ids[:cut] and branch.turn_ids[:cut] == t.turn_ids[:cut]
                 assert [x.action for x in branch.turns[:n]] == [x.action for x in t.turns[:n]]
@@ -182,7 +182,7 @@ def test_delta_estimates_the_difference_of_exact_values():
     reference = next(
         g.reference for g in groups if g.reference and not first_letter(g.reference.turns[0].action) in HITS
     )
-    verification = verify(p, [Segment(reference, 0, 0)])
+    verification = verify(p, [Segment(reference, 0, 0)], p.config)
     (verdict,) = verification.verdicts
     before = value(p, reference.ids[: reference.turns[0].start], 0, 0)
     after = value(p, reference.ids[: reference.turns[1].start], 0, 1)
@@ -197,7 +197,7 @@ def test_delta_estimates_the_difference_of_exact_values():
 def test_both_sides_of_a_verdict_draw_independently():
     p = player(continuations=8)
     reference = next(g.reference for g in play(p, keep_states=True) if g.reference)
-    here, there = p.continuations([(reference, 1, "before"), (reference, 1, "after")])
+    here, there = p.continuations([(reference, 1, "before"), (reference, 1, "after")], range(8))
     assert [t.ids for t in here] != [t.ids for t in there]
 
 
@@ -220,7 +220,7 @@ def test_errors_on_one_side_leave_no_verdict():
         return env
 
     p.suite.make_env = make_env
-    assert verify(p, [Segment(reference, 0, 0)]).verdicts == []
+    assert verify(p, [Segment(reference, 0, 0)], p.config).verdicts == []
 
 
 def test_workers_step_environments_in_parallel_with_the_same_result():
@@ -239,7 +239,7 @@ def test_place_and_task_decide_the_draws_not_the_company():
     assert [signature(t) for t in both[1].trajectories] == [signature(t) for t in alone.trajectories]
     (again,) = p.rollouts([(1, first)], 1, [8], keep_states=True)  # one task twice in a step
     assert [t.ids for t in again.trajectories] != [t.ids for t in both[0].trajectories]
-    here, there = p.continuations([(g.trajectories[0], 0, "before") for g in (both[0], again)])
+    here, there = p.continuations([(g.trajectories[0], 0, "before") for g in (both[0], again)], range(4))
     assert [t.ids for t in here] != [t.ids for t in there]
 
 

@@ -30,7 +30,7 @@ METRICS = """step reward/mean success_rate frac_zero_std loss/policy grad_norm c
 tokens/rollout tokens/continuation tokens/train env/error_rate env/invalid_action_rate judge/calls judge/failures
 judge/prompt_tokens judge/reply_tokens prover/eligible prover/proposed prover/verified prover/accepted prover/delta_mean
 prover/bonus_tokens prover/prefix_tokens_reused prover/prefix_tokens_computed time/rollout time/judge time/verify
-time/train time/eval time/total eval/success_rate eval/n eval/ci95""".split()
+time/train time/eval time/total time/cpu eval/success_rate eval/n eval/ci95""".split()
 
 
 def run(*arguments: str) -> int:
@@ -83,6 +83,7 @@ def test_the_run_directory_is_complete(whole):
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert all(set(METRICS) <= set(row) for row in rows)
     assert [row["eval/n"] for row in rows] == [None, None, None, 24]
+    assert all(0 < row["time/cpu"] for row in rows)
     assert sorted(f.name for f in (whole / "eval").iterdir()) == ["step_000000.json", "step_000004.json"]
     assert sorted(f.name for f in (whole / "checkpoints").iterdir()) == ["step_000002", "step_000004"]
     assert all(row["mismatch_max"] < 1e-3 and row["clip_frac"] == 0 for row in rows)

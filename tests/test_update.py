@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from prover_mini import checkpoint
-from prover_mini.credit import METHODS, batch
+from prover_mini.credit import METHODS, Credit, batch
 from prover_mini.engine import Engine, StaleState
 from prover_mini.model import load_policy
 from prover_mini.rollout import Player
@@ -99,6 +99,21 @@ def test_micro_batches_do_not_change_the_gradient(size):
     cut, same = ours(config, groups)
     assert_close(cut, whole)
     assert {k: pytest.approx(v, abs=1e-6, rel=1e-5) for k, v in metrics.items()} == same
+
+
+def test_the_gradient_alone_is_the_one_that_is_applied_and_is_linear_in_credit():
+    config = toy_config(max_grad_norm=1e9)
+    engine, groups = sampled_groups(config)
+    learner = Learner(engine.model, engine, config)
+    before = [p.clone() for p in learner.parameters]
+    outcome = METHODS["grpo"].credit(groups, [], [], config)
+    zero = torch.zeros_like(outcome.advantage_B)
+    bonus = Credit(zero, torch.rand(outcome.credit_BN.shape, generator=torch.Generator().manual_seed(0)))
+    both = Credit(outcome.advantage_B, outcome.credit_BN + 3.0 * bonus.credit_BN)
+    assert torch.equal(learner.gradient(groups, outcome), ours(config, groups)[0])
+    expected = learner.gradient(groups, outcome) + 3.0 * learner.gradient(groups, bonus)
+    assert_close(learner.gradient(groups, both), expected)
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.parameters))
 
 
 KINDS = {
