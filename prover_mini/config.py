@@ -16,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from prover_mini import tracker
 from prover_mini.errors import UserError
 
 
@@ -140,6 +141,9 @@ class Config:
     )
     eval_tasks: int = option(400, "Tasks of the test panel: the first of the split in a fixed order; 0 takes all.")
     eval_temperature: float = option(1.0, "Sampling temperature of evaluations; 0 is greedy.")
+    tracker: str = option(
+        "", "Also send the metrics to these, comma-separated, when installed: tensorboard, trackio, wandb."
+    )
     record_groups: int = option(
         4, "Groups per step whose rollouts are recorded token by token, for the report; those with a segment first."
     )
@@ -177,6 +181,7 @@ class Config:
             raise UserError(f"--sequential {self.sequential}: must be below 0.5, where no sign is ever open")
         if self.adam_beta2 >= 1:
             raise UserError(f"--adam-beta2 {self.adam_beta2}: must be below 1")
+        tracker.names_of(self.tracker)
 
 
 MINIMA = {

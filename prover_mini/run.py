@@ -33,6 +33,7 @@ from prover_mini.config import Config, dashed
 from prover_mini.credit import Credit, batch
 from prover_mini.errors import UserError
 from prover_mini.summary import closing_table
+from prover_mini.tracker import Tracker, names_of
 from prover_mini.trajectory import Group
 
 EXTENDABLE = {
@@ -44,7 +45,12 @@ EXTENDABLE = {
     "slots",
     "micro_batch",
     "state_cache_mb",
+    "tracker",
+    "record_groups",
 }
+
+
+EVALUATED = ("success_rate", "n", "ci95")  # what a metrics line says of an evaluation
 
 
 def open_run(config: Config, given: dict) -> tuple[Path, Config]:
@@ -128,6 +134,22 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def verdict_line(trajectories: list[dict]) -> str:
+    """The verified segment with the largest delta of a step, such as "turn 2 of train-0895: 2/8 -> 6/8"; "" for none.
+
+    Args:
+        trajectories: the step's records.
+    """
+    verified = [t for t in trajectories if t["segment"] and t["segment"]["delta"] is not None]
+    if not verified:
+        return ""
+    best = max(verified, key=lambda t: t["segment"]["delta"])
+    s = best["segment"]
+    turns = f"turn {s['first_turn']}" if s["first_turn"] == s["last_turn"] else f"turns {s['first_turn']}-{s['last_turn']}"
+    before, after = (f"{sum(r > 0 for r in s[side])}/{len(s[side])}" for side in ("pre", "post"))
+    return f"{turns} of {best['task_id']}: {before} -> {after}"
+
+
 class Run:
     """Writes one run's files and reports its progress; on other ranks than 0 it does nothing.
 
@@ -142,7 +164,10 @@ class Run:
         self.times: dict[str, float] = {}
         self.step = done
         self.bar = None
+        self.trackers: list[Tracker] = []
         if self.active:
+            for name in names_of(config.tracker):
+                self.trackers.append(Tracker(name, path, config, done, self.say))
             self._prepare(done)
         if self.active and self.console.is_terminal:
             columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
@@ -208,13 +233,15 @@ class Run:
         """Writes one step: its metrics last, so that a metrics line always has the other files behind it."""
         if evaluation:
             self.evaluation(row["step"], evaluation)
-            row |= {f"eval/{name}": evaluation[name] for name in ("success_rate", "n", "ci95")}
+            row |= {f"eval/{name}": evaluation[name] for name in EVALUATED}
         if not self.active:
             return
         name = f"rollouts/{step_name(row['step'])}.jsonl"
         self.write(name, "".join(json.dumps(t, ensure_ascii=False) + "\n" for t in trajectories))
         with open(self.path / "metrics.jsonl", "a") as file:
             file.write(json.dumps({name: finite(value) for name, value in row.items()}, allow_nan=False) + "\n")
+        for tracker in self.trackers:
+            tracker.log(row, row["step"])
         if self.bar:
             self.bar.update(self.steps_bar, completed=row["step"])
         proposed, verified = row["prover/proposed"], row["prover/verified"]
@@ -222,6 +249,7 @@ class Run:
         self.say(
             f"step {row['step']:4d}/{self.config.steps}  success {row['success_rate']:.3f}  "
             + (f"{credited}  " if proposed else "")
+            + (f"{verdict}  " if (verdict := verdict_line(trajectories)) else "")
             + (f"{row['env/error_rate']:.1%} of episodes failed by errors  " if row["env/error_rate"] else "")
             + f"loss {row['loss/policy']:+.4f}  grad {row['grad_norm']:.3f}  {row['time/total']:.1f} s"
         )
@@ -248,6 +276,9 @@ class Run:
 
     def evaluation(self, step: int, result: dict) -> None:
         self.write(f"eval/{step_name(step)}.json", json.dumps({"step": step, **result}, indent=1) + "\n")
+        if step == 0:  # later ones are part of their step's metrics
+            for tracker in self.trackers:
+                tracker.log({f"eval/{name}": result[name] for name in EVALUATED}, step)
         low, high = result["ci95"]
         kinds = ", ".join(f"{kind} {r['success_rate']:.2f}" for kind, r in result["by_kind"].items())
         self.say(
@@ -259,6 +290,8 @@ class Run:
     def close(self) -> None:
         if self.bar:
             self.bar.stop()
+        for tracker in self.trackers:
+            tracker.close()
 
     def summary(self) -> None:
         self.close()
