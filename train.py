@@ -24,12 +24,13 @@ from prover_mini.credit import METHODS, eligible
 from prover_mini.engine import Engine, self_check
 from prover_mini.errors import UserError
 from prover_mini.evaluate import evaluate, make_panel
+from prover_mini.files import read_metrics
 from prover_mini.judge import JUDGES
 from prover_mini.metrics import step_metrics, step_sums
 from prover_mini.model import load_policy, policy_path
 from prover_mini.records import records
 from prover_mini.rollout import Player
-from prover_mini.run import Run, open_run, read_metrics
+from prover_mini.run import Run, open_run
 from prover_mini.schedule import tasks_of_step
 from prover_mini.trajectory import Group, Segment
 from prover_mini.update import Learner

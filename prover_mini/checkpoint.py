@@ -19,23 +19,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from prover_mini.errors import UserError
+from prover_mini.files import step_name, write_text
 from prover_mini.update import Learner
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a file so that its old content stays until the new one is complete on disk."""
-    aside = path.with_name(path.name + ".tmp")
-    with open(aside, "w", encoding="utf-8", errors="backslashreplace") as file:  # as JSON escapes it too
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
-
-
-def step_name(step: int) -> str:
-    return f"step_{step:06d}"
 
 
 def save(run_dir: Path, step: int, learner: Learner, tokenizer, keep: int) -> None:

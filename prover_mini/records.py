@@ -14,7 +14,7 @@ from __future__ import annotations
 from prover_mini import distributed
 from prover_mini.chat import Chat
 from prover_mini.credit import Credit, batch
-from prover_mini.run import finite
+from prover_mini.files import finite
 from prover_mini.trajectory import Group, Segment, Trajectory, Verdict
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import atexit
 import json
-import math
 import shlex
 import shutil
 import subprocess
@@ -21,17 +20,16 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from prover_mini import config as configuration
 from prover_mini import distributed
-from prover_mini.checkpoint import step_name, write_text
 from prover_mini.config import Config, dashed
 from prover_mini.credit import Credit, batch
 from prover_mini.errors import UserError
+from prover_mini.files import finite, read_metrics, step_name, write_text
 from prover_mini.summary import closing_table
 from prover_mini.tracker import Tracker, names_of
 from prover_mini.trajectory import Group
@@ -114,24 +112,6 @@ def git_state() -> str:
         return "".join(outputs)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-
-
-def read_metrics(path: Path) -> list[dict]:
-    """All complete lines of metrics.jsonl; a line that a crash cut short is dropped."""
-    if not path.exists():
-        return []
-    rows = []
-    for line in path.read_text().splitlines():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            break
-    return rows
-
-
-def finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: null stands for them."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def verdict_line(trajectories: list[dict]) -> str:

@@ -19,9 +19,6 @@ def closing_table(path: Path, rows: list[dict], config: Config) -> Table:
         rows: its metrics, one object per step.
     """
 
-    def total(name: str) -> float:
-        return sum(row[name] for row in rows)
-
     evaluations = [json.loads(f.read_text()) for f in sorted(path.glob("eval/step_*.json"))]
     table = Table(title=escape(str(path)), show_header=False, title_justify="left")
     for label, e in (("before", evaluations[0]), ("after", evaluations[-1])):
@@ -31,24 +28,51 @@ def closing_table(path: Path, rows: list[dict], config: Config) -> Table:
         for kind, r in e["by_kind"].items():
             table.add_row(escape(f"  {kind}"), f"{r['success_rate']:.3f}  n {r['n']}")
 
-    method = f"{config.credit}, judge {config.judge}" if total("judge/calls") else config.credit
+    f = figures(rows)
+    method = f"{config.credit}, judge {config.judge}" if f["judge_calls"] else config.credit
     table.add_row("credit", method + (", budget matched" if config.budget_matched else ""))
-    groups, proposed, verified = len(rows) * config.groups_per_step, total("prover/proposed"), total("prover/verified")
-    counts = f"{total('prover/eligible'):.0f} / {proposed:.0f} / {verified:.0f} of {groups}"
+    counts = f"{f['eligible']} / {f['proposed']} / {f['verified']} of {len(rows) * config.groups_per_step}"
     table.add_row("groups: eligible / proposed / verified", counts)
-    if verified:
-        null = sum(row["prover/null_rate"] * row["prover/verified"] for row in rows) / verified
-        table.add_row("acceptance / chance alone", f"{total('prover/accepted') / verified:.3f} / {null:.3f}")
-
-    generated, continued = total("tokens/rollout"), total("tokens/continuation")
-    share = f"+{continued / max(generated, 1):.1%}"
-    table.add_row("tokens: rollout / continuations", f"{generated:.0f} / {continued:.0f} ({share})")
+    if f["verified"]:
+        table.add_row("acceptance / chance alone", f"{f['acceptance']:.3f} / {f['chance']:.3f}")
+    tokens = f"{f['rollout_tokens']} / {f['continuation_tokens']} (+{f['token_overhead']:.1%})"
+    table.add_row("tokens: rollout / continuations", tokens)
     if config.budget_matched:
-        table.add_row("tokens: extra rollouts", f"{total('tokens/extra_rollout'):.0f}")
+        table.add_row("tokens: extra rollouts", f"{f['extra_tokens']}")
+    seconds = f"{f['training_seconds']:.0f} / {f['checking_seconds']:.0f} (+{f['time_overhead']:.1%})"
+    table.add_row("seconds: rollout and update / judge and verification", seconds)
+    table.add_row("largest |trainer - sampler| log-prob", f"{f['largest_gap']:.1e}")
+    return table
+
+
+def figures(rows: list[dict]) -> dict:
+    """What some steps amount to; ratios of counts that are 0 are None, a field that an older run lacks counts 0.
+
+    `token_overhead`: tokens of continuations over those of rollouts. `time_overhead`: seconds of judge and verification
+    over those of everything else but evaluations. `chance`: the acceptance that segments without effect would have.
+    """
+
+    def total(name: str) -> float:
+        return sum(row.get(name) or 0 for row in rows)
+
+    verified, generated, continued = total("prover/verified"), total("tokens/rollout"), total("tokens/continuation")
     checking = total("time/judge") + total("time/verify")
     training = total("time/total") - total("time/eval") - checking
-    share = f"+{checking / max(training, 1e-9):.1%}"
-    table.add_row("seconds: rollout and update / judge and verification", f"{training:.0f} / {checking:.0f} ({share})")
-    gaps = [row["mismatch_max"] for row in rows if row["mismatch_max"] is not None]
-    table.add_row("largest |trainer - sampler| log-prob", f"{max(gaps, default=0.0):.1e}")
-    return table
+    chance = sum((row.get("prover/null_rate") or 0) * (row.get("prover/verified") or 0) for row in rows)
+    return {
+        "judge_calls": total("judge/calls"),
+        "eligible": total("prover/eligible"),
+        "proposed": total("prover/proposed"),
+        "verified": verified,
+        "accepted": total("prover/accepted"),
+        "acceptance": total("prover/accepted") / verified if verified else None,
+        "chance": chance / verified if verified else None,
+        "rollout_tokens": generated,
+        "continuation_tokens": continued,
+        "extra_tokens": total("tokens/extra_rollout"),
+        "token_overhead": continued / max(generated, 1),
+        "training_seconds": training,
+        "checking_seconds": checking,
+        "time_overhead": checking / max(training, 1e-9),
+        "largest_gap": max((row["mismatch_max"] for row in rows if row.get("mismatch_max") is not None), default=0.0),
+    }

@@ -1,0 +1,41 @@
+"""Files of a run: names, whole writes, and reading what is whole."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file so that its old content stays until the new one is complete on disk."""
+    aside = path.with_name(path.name + ".tmp")
+    with open(aside, "w", encoding="utf-8", errors="backslashreplace") as file:  # as JSON escapes it too
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
+
+
+def step_name(step: int) -> str:
+    return f"step_{step:06d}"
+
+
+def read_metrics(path: Path) -> list[dict]:
+    """All complete lines of metrics.jsonl; a line that a crash cut short is dropped."""
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return rows
+
+
+def finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: null stands for them."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
