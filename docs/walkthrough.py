@@ -27,11 +27,12 @@ import torch
 from envs import load_suite
 from prover_mini.chat import Chat
 from prover_mini.config import parse
-from prover_mini.credit import METHODS, batch, eligible, null_rate, outcome_credit
+from prover_mini.credit import METHODS, batch, eligible, outcome_credit
 from prover_mini.engine import Engine
 from prover_mini.judge import JUDGES
 from prover_mini.model import load_policy, policy_path
 from prover_mini.rollout import Player
+from prover_mini.stopping import null_rate
 from prover_mini.trajectory import Trajectory
 from prover_mini.update import Learner, token_advantages
 from prover_mini.verify import verify
@@ -58,8 +59,8 @@ def step() -> SimpleNamespace:
     answers = JUDGES[config.judge](config).propose(candidates, 1)
     branches: list[list[Trajectory]] = []
     play = player.continuations
-    player.continuations = lambda places: branches.extend(play(places)) or branches
-    verification = verify(player, [answer for answer in answers if answer])
+    player.continuations = lambda *places: branches.extend(play(*places)) or branches
+    verification = verify(player, [answer for answer in answers if answer], config)
     verdict = max(verification.verdicts, key=lambda v: (v.delta, -len(v.segment.trajectory.turns)))
     n = [v.segment for v in verification.verdicts].index(verdict.segment)
     group = next(g for g in groups if verdict.segment.trajectory in g.trajectories)
@@ -146,7 +147,7 @@ def continuations() -> str:
         *rows,
         "",
         f"delta = {sum(v.post):.0f}/{len(v.post)} - {sum(v.pre):.0f}/{len(v.pre)} = {v.delta:.3f}",
-        f"a segment without any effect would be accepted with chance {null_rate(v):.2f}",
+        f"a segment without any effect would be accepted with chance {null_rate(v, s.config):.2f}",
     )
 
 
