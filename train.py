@@ -17,7 +17,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models: more threads per rank only wait for each other
 
 from envs import load_suite
-from prover_mini import checkpoint, distributed
+from prover_mini import checkpoint, distributed, interrupt
 from prover_mini.chat import Chat
 from prover_mini.config import Config, parse
 from prover_mini.credit import METHODS, eligible
@@ -38,7 +38,7 @@ from prover_mini.verify import Verification, verify
 
 
 def train(config: Config, given: dict) -> None:
-    device = distributed.start(config.device)
+    device = distributed.start(config.device, config.rank_timeout)
     run_dir, config = open_run(config, given)
     found = checkpoint.latest(run_dir) if config.resume else None
     done = found[1]["step"] if found else 0
@@ -63,7 +63,6 @@ def train(config: Config, given: dict) -> None:
     judge, method = JUDGES[config.judge](config), METHODS[config.credit]
     measures_budget = config.budget_matched and not config.budget_run
     proposes, verifies = method.proposes or measures_budget, method.verifies or measures_budget
-    skipped_in_a_row = 0
 
     if done == 0:
         with run.phase("eval"):
@@ -101,30 +100,20 @@ def train(config: Config, given: dict) -> None:
 
         sums = step_sums(groups, candidates, answers, judge.take_usage(), verification, extra_tokens, config)
         row = step_metrics(step, sums, update, run.take_times())
-        if row["env/error_rate"] == 1:
-            raise UserError(f"step {step}: every episode failed, the first with {first_error(groups)}; see {run_dir}")
         trajectories = records(groups, credit, segments, verification.verdicts, chat, config.record_groups)
         run.log(row, trajectories, evaluation)
-
-        skipped_in_a_row = 0 if update["update/applied"] else skipped_in_a_row + 1
-        if skipped_in_a_row:
-            run.keep_batch(step, groups, credit)
-        if skipped_in_a_row >= config.max_bad_steps:
-            raise UserError(
-                f"{skipped_in_a_row} steps in a row had a non-finite loss or gradient; see {run_dir}/skipped"
-            )
+        run.check(row, groups, credit)
 
         groups = candidates = answers = segments = verification = credit = None  # with the states that they hold
 
+        stop = interrupt.asked() and step < config.steps
         with run.phase("save"):
-            if distributed.main() and (step % config.save_every == 0 or step == config.steps):
+            if distributed.main() and (stop or step % config.save_every == 0 or step == config.steps):
                 checkpoint.save(run_dir, step, learner, tokenizer, config.keep_checkpoints)
+        if stop:
+            return run.stopped(step)
 
     run.summary()
-
-
-def first_error(groups: list[Group]) -> str:
-    return next((t.error for g in groups for t in g.trajectories), "the error that rank 0 shows")
 
 
 def spend_budget(
@@ -161,17 +150,26 @@ def recorded_budgets(config: Config) -> dict[int, int]:
 
 
 def main() -> int:
-    """Runs the command line; 2 with one line on stderr for input that cannot be used."""
+    """Runs the command line. One line on stderr and 2 for input that cannot be used, 3 where another rank is gone."""
     try:
-        train(*parse())
+        with interrupt.deferred():
+            train(*parse())
+        return 0
     except (UserError, OSError, FloatingPointError) as error:  # a full disk, a policy that diverged
         if os.environ.get("RANK", "0") != "0":
             time.sleep(10)  # where rank 0 has the same error, torchrun ends this rank before it repeats the line
         print(f"train.py: {error}", file=sys.stderr, flush=True)
         return 2
+    except RuntimeError as error:
+        if not (lost := distributed.lost(error)):
+            raise
+        print(f"train.py: {lost}", file=sys.stderr, flush=True)
+        return 3
+    except KeyboardInterrupt:
+        print("train.py: interrupted; --run-dir with --resume goes on from the newest checkpoint", file=sys.stderr)
+        return 130
     finally:
         distributed.stop()
-    return 0
 
 
 if __name__ == "__main__":

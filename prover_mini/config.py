@@ -58,6 +58,9 @@ class Config:
     max_turn_tokens: int = option(256, "Tokens the policy may sample in one turn.")
     max_observation_tokens: int = option(512, "Tokens of an observation that the policy gets to see.")
     max_context_tokens: int = option(8192, "Tokens of a whole trajectory; longer ones count as failed.")
+    env_timeout: int = option(
+        120, "Seconds for one step of an environment that waits for a server; beyond, its episode counts as an error."
+    )
     # policy
     model: str = option(
         "tiny",
@@ -131,7 +134,9 @@ class Config:
     kl_estimator: str = option("k3", "Estimator of that KL.", ("k1", "k2", "k3"))
     importance_cap: float = option(0.0, "Weight token losses by min(p_trainer / p_sampler, this); 0 is off.")
     invalid_penalty: float = option(0.0, "Subtracted from the credit of every turn with an invalid action.")
-    max_bad_steps: int = option(3, "Stop after this many steps in a row with a non-finite loss or gradient.")
+    max_bad_steps: int = option(
+        3, "Stop after this many steps in a row with a non-finite loss or gradient, or without a sound episode."
+    )
     # run
     seed: int = option(0, "Every random draw of the run derives from it.")
     run_dir: str = option("", "Where the run is written; empty takes the next free directory under runs/.")
@@ -149,6 +154,7 @@ class Config:
     )
     save_every: int = option(20, "Steps between checkpoints; the last step always saves.")
     keep_checkpoints: int = option(2, "Newest checkpoints that are kept.")
+    rank_timeout: int = option(1800, "Seconds that a rank waits for another one before it takes it for lost.")
 
     @property
     def embedded(self) -> bool:
@@ -187,7 +193,7 @@ class Config:
 MINIMA = {
     "group_size": 2, "continuations": 1, "groups_per_step": 1, "steps": 1, "max_turns": 1, "max_turn_tokens": 1,
     "max_observation_tokens": 1, "max_segment_turns": 1, "max_successes": 1, "minibatches": 1, "micro_batch": 1,
-    "slots": 1, "topk": 1, "eval_every": 1, "save_every": 1, "keep_checkpoints": 1, "max_bad_steps": 1,
+    "slots": 1, "topk": 1, "eval_every": 1, "save_every": 1, "keep_checkpoints": 1, "max_bad_steps": 1, "rank_timeout": 1, "env_timeout": 1,
     "credit_weight": 0, "kl_coef": 0, "lr": 0, "eval_temperature": 0, "eval_tasks": 0, "state_cache_mb": 0,
     "max_context_tokens": 1, "warmup_steps": 0, "adam_beta2": 0, "weight_decay": 0, "clip_low": 0, "clip_high": 0,
     "record_groups": 0, "dual_clip": 0, "importance_cap": 0, "invalid_penalty": 0, "temperature": 0.01, "max_grad_norm": 1e-6,

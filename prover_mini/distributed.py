@@ -1,24 +1,34 @@
-"""The few collectives the trainer needs; with one process all of them are the identity."""
+"""The few collectives the trainer needs; with one process all of them are the identity.
+
+A collective ends when the slowest rank has come to it: the time that a rank spends here is what it idles. It also ends,
+with `RankLost`, when another rank is gone or does not come within `rank_timeout`: nothing here waits for ever.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from prover_mini.errors import UserError
+from prover_mini.errors import RankLost, UserError
 
-TIMEOUT = timedelta(minutes=30)  # a rank that waits longer than this has lost its peer: fail, never hang
+BACKENDS = re.compile(r"gloo|nccl|connection (closed|reset)|process group", re.IGNORECASE)
+
+_idle_seconds = 0.0
+_lost = False
 
 
-def start(device: str) -> torch.device:
+def start(device: str, rank_timeout: int) -> torch.device:
     """Joins the process group that torchrun describes in the environment; returns this rank's device.
 
-    Raises UserError for a device that this machine does not have.
+    Raises UserError for a device that this machine does not have, RankLost when not all ranks come together.
     """
     if device in ("", "cuda") and (device or torch.cuda.is_available()):
         device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
@@ -31,13 +41,32 @@ def start(device: str) -> torch.device:
         torch.cuda.set_device(chosen)
     if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not dist.is_initialized():
         # gradients are reduced on the device, counts and records on the CPU
-        dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo", timeout=TIMEOUT)
+        backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
+        with _meeting():
+            dist.init_process_group(backend, timeout=timedelta(seconds=rank_timeout))
     return chosen
 
 
 def stop() -> None:
-    if dist.is_initialized():
+    if dist.is_initialized() and not _lost:  # leaving a group whose ranks are gone may wait for them
         dist.destroy_process_group()
+
+
+def lost(error: RuntimeError) -> RankLost | None:
+    """The same error in our words, if it means that another rank is gone: collectives inside a model's own forward and
+    backward say it in those of the backends."""
+    if isinstance(error, RankLost):
+        return error
+    return _rank_lost(error) if world() > 1 and BACKENDS.search(str(error)) else None
+
+
+def _rank_lost(error: RuntimeError) -> RankLost:
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    reason = re.sub(r"^\[\S*\]\s*", "", reason).partition(". ")[0]  # begins with a place in the library's source
+    return RankLost(
+        f"rank {os.environ.get('RANK', 0)}: another rank is gone or did not answer in time ({reason[:200]}); "
+        "--run-dir with --resume goes on from the newest checkpoint"
+    )
 
 
 def rank() -> int:
@@ -52,10 +81,31 @@ def main() -> bool:
     return rank() == 0
 
 
+def idle_seconds() -> float:
+    """What this rank has spent in collectives so far, waiting for others or exchanging data."""
+    return _idle_seconds
+
+
+@contextmanager
+def _meeting() -> Iterator[None]:
+    global _idle_seconds, _lost
+    begin = time.perf_counter()
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:  # all that the backends raise
+        _lost = True
+        raise _rank_lost(error) from None
+    finally:
+        _idle_seconds += time.perf_counter() - begin
+
+
 def sum_(tensor: torch.Tensor) -> torch.Tensor:
     """Sum over ranks, in place."""
     if world() > 1:
-        dist.all_reduce(tensor)
+        with _meeting():
+            dist.all_reduce(tensor)
     return tensor
 
 
@@ -64,7 +114,8 @@ def gather(value: Any) -> list[Any]:
     if world() == 1:
         return [value]
     values = [None] * world()
-    dist.all_gather_object(values, value)
+    with _meeting():
+        dist.all_gather_object(values, value)
     return values
 
 
@@ -73,7 +124,8 @@ def broadcast(value: Any) -> Any:
     if world() == 1:
         return value
     box = [value]
-    dist.broadcast_object_list(box, src=0)
+    with _meeting():
+        dist.broadcast_object_list(box, src=0)
     return box[0]
 
 

@@ -7,3 +7,10 @@ class UserError(Exception):
     The message is one line that names the thing and says what to do. The command line prints it and exits with
     code 2, without a traceback; nothing else in the project catches it.
     """
+
+
+class RankLost(RuntimeError):
+    """Another rank is gone, or has not answered in time: this one cannot go on. The newest checkpoint is whole.
+
+    The command line prints the message, one line, and exits with code 3.
+    """

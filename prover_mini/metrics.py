@@ -111,6 +111,7 @@ def step_metrics(step: int, sums: Counter, update: dict[str, float], times: dict
         "prover/prefix_tokens_computed": s["computed"],
         **phases,
         "time/total": max(sum(clock.get(name, 0.0) for name in PHASES) for clock in clocks),
+        "time/idle": sum(clock.get("idle", 0.0) for clock in clocks) / len(clocks),
         "time/cpu": sum(clock.get("cpu", 0.0) for clock in clocks),
         "eval/success_rate": None,
         "eval/n": None,

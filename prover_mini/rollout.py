@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from prover_mini.engine import Engine
 from prover_mini.errors import UserError
 from prover_mini.seeds import derive, uniforms
 from prover_mini.trajectory import Group, Trajectory
+from prover_mini.workers import Failure, Workers
 
 
 @dataclass
@@ -59,6 +60,7 @@ class Player:
 
     def __init__(self, engine: Engine, chat: Chat, suite: Suite, config: Config):
         self.engine, self.chat, self.suite, self.config = engine, chat, suite, config
+        self.workers = Workers(suite.workers, config.env_timeout)
         self.report: Callable[[str, int, int], None] = lambda label, done, total: None
         self.sampled = self.prefix_computed = self.state_bytes = 0
         needed = len(chat.prompt("")) + config.max_observation_tokens + config.max_turn_tokens
@@ -80,13 +82,13 @@ class Player:
     ) -> list[Group]:
         """Groups of fresh trajectories: `copies[i]` of tasks[i] = (index in the step, task), numbered from
         `first_sample`. `keep_states` keeps the engine's states at the turn boundaries of successes."""
-        seed = self.config.seed
-        origins = [
-            self._beginning(
-                task, n, lambda k, at=(index, task.id): derive(seed, step, *at, first_sample + k), first_sample
-            )
-            for (index, task), n in zip(tasks, copies)
-        ]
+
+        def seed_of(index: int, task: Task, k: int) -> int:
+            return derive(self.config.seed, step, index, task.id, first_sample + k)
+
+        origins = self._beginnings(
+            [(task, n, partial(seed_of, index, task)) for (index, task), n in zip(tasks, copies)], first_sample
+        )
         self.state_bytes = 0
         self._play(origins, self.config.temperature, keep_states, label="rollout")
         return [Group(index, task, o.results) for (index, task), o in zip(tasks, origins)]
@@ -134,19 +136,33 @@ class Player:
 
     def evaluate(self, tasks: list[Task], temperature: float) -> list[Trajectory]:
         """Every task once; the draws depend on the task alone, so evaluations of one run are paired."""
-        origins = [self._beginning(t, 1, lambda k, t=t: derive(self.config.seed, "evaluation", t.id), 0) for t in tasks]
+        origins = self._beginnings(
+            [(task, 1, lambda k, task=task: derive(self.config.seed, "evaluation", task.id)) for task in tasks]
+        )
         self._play(origins, temperature, keep_states=False, label="evaluate")
         return [origin.results[0] for origin in origins]
 
-    def _beginning(self, task: Task, copies: int, seed_of: Callable[[int], int], first_sample: int) -> Origin:
-        env, error, observation, state = self.suite.make_env(), "", "", None
-        try:
-            observation = env.reset(task)
-            state = env.snapshot()
-        except UserError:
-            raise
-        except Exception as failure:  # an environment is foreign code: its failures are counted, not fatal
-            error = describe(failure)
+    def _beginnings(
+        self, games: list[tuple[Task, int, Callable[[int], int]]], first_sample: int = 0
+    ) -> list[Origin]:
+        """The start of each (task, copies, seed of the k-th copy)."""
+        begun = self.workers.run([partial(self._begin, task) for task, _, _ in games])
+        return [self._beginning(*game, first_sample, answer) for game, answer in zip(games, begun)]
+
+    def _begin(self, task: Task) -> tuple[str, Any]:
+        env = self.suite.make_env()
+        return env.reset(task), env.snapshot()
+
+    def _beginning(
+        self,
+        task: Task,
+        copies: int,
+        seed_of: Callable[[int], int],
+        first_sample: int,
+        begun: tuple[str, Any] | Failure,
+    ) -> Origin:
+        error = begun.reason if isinstance(begun, Failure) else ""
+        observation, state = ("", None) if error else begun
         prompt = self.chat.prompt(observation)
 
         def spawn(k: int) -> Trajectory:
@@ -164,36 +180,34 @@ class Player:
         total = len(waiting)
         pending: dict[int, Episode] = {}  # rows with a chunk to consume before they can decide
         deciding: dict[int, Episode] = {}  # rows in the middle of a turn
-        with ThreadPoolExecutor(self.suite.workers) as workers:
-            play = workers.map if self.suite.workers > 1 else map
-            while waiting or pending or deciding:
-                if len(pending) + min(len(waiting), len(free)) >= max(len(deciding), 1):
-                    self._admit(waiting, free, pending)
-                    self._consume(pending, deciding, keep_states)
-                else:
-                    ended = self._sample(deciding, temperature)
-                    self._act(ended, deciding, pending, free, play)
-                self.report(label, total - len(waiting) - len(pending) - len(deciding), total)
+        while waiting or pending or deciding:
+            if len(pending) + min(len(waiting), len(free)) >= max(len(deciding), 1):
+                self._admit(waiting, free, pending)
+                self._consume(pending, deciding, free, keep_states)
+            else:
+                ended = self._sample(deciding, temperature)
+                self._act(ended, deciding, pending, free)
+            self.report(label, total - len(waiting) - len(pending) - len(deciding), total)
 
     def _admit(self, waiting: deque, free: list[int], pending: dict[int, Episode]) -> None:
         """Gives free slots to waiting copies; a prefix that copies share is consumed by the first of them."""
         consumers: dict[int, Origin] = {}
         admitted: list[tuple[Origin, int]] = []
         while waiting and free:
-            origin, k = waiting.popleft()
-            trajectory = origin.spawn(k)
-            origin.results.append(trajectory)
-            if origin.error:
-                trajectory.error = origin.error
-                continue
-            env = self.suite.make_env()
-            env.restore(origin.env_state)
-            row = free.pop()
-            pending[row] = Episode(trajectory, env, origin.observation)
-            if origin.engine_state is None and all(origin is not other for other in consumers.values()):
-                consumers[row] = origin
-            else:
-                admitted.append((origin, row))
+            starting = [waiting.popleft() for _ in range(min(len(waiting), len(free)))]
+            envs = self.workers.run([partial(self._env_at, origin) for origin, _ in starting])
+            for (origin, k), env in zip(starting, envs):
+                trajectory = origin.spawn(k)
+                origin.results.append(trajectory)
+                if isinstance(env, Failure):
+                    trajectory.error = env.reason
+                    continue
+                row = free.pop()
+                pending[row] = Episode(trajectory, env, origin.observation)
+                if origin.engine_state is None and all(origin is not other for other in consumers.values()):
+                    consumers[row] = origin
+                else:
+                    admitted.append((origin, row))
         if consumers:
             self.engine.clear(list(consumers))
             self.engine.extend(list(consumers), [pending[row].trajectory.ids for row in consumers])
@@ -204,7 +218,16 @@ class Player:
         if restored:
             self.engine.restore(*map(list, zip(*restored)))
 
-    def _consume(self, pending: dict[int, Episode], deciding: dict[int, Episode], keep_states: bool) -> None:
+    def _env_at(self, origin: Origin) -> Env | Failure:
+        if origin.error:
+            return Failure(origin.error)
+        env = self.suite.make_env()
+        env.restore(origin.env_state)
+        return env
+
+    def _consume(
+        self, pending: dict[int, Episode], deciding: dict[int, Episode], free: list[int], keep_states: bool
+    ) -> None:
         """Feeds the engine what it has not seen of each pending trajectory, and opens the next turn there."""
         chunks = {row: e.trajectory.ids[self.engine.lengths[row] :] for row, e in pending.items()}
         rows = [row for row, chunk in chunks.items() if chunk]
@@ -212,11 +235,17 @@ class Player:
             self.engine.extend(rows, [chunks[row] for row in rows])
         kept = list(pending) if keep_states and self.state_bytes < self.config.state_cache_mb << 20 else []
         marks = dict(zip(kept, self.engine.mark(kept))) if kept else {}
-        for row, episode in pending.items():
-            episode.trajectory.open_turn(episode.observation, episode.env.snapshot())
+        snapshots = self.workers.run([episode.env.snapshot for episode in pending.values()])
+        for (row, episode), snapshot in zip(pending.items(), snapshots):
+            if isinstance(snapshot, Failure):
+                episode.trajectory.error = snapshot.reason
+                self._release(row, episode)
+                free.append(row)
+                continue
+            episode.trajectory.open_turn(episode.observation, snapshot)
             episode.marks.append(marks.get(row))
             self.state_bytes += marks[row].nbytes if row in marks else 0
-        deciding.update(pending)
+            deciding[row] = episode
         pending.clear()
 
     def _sample(self, deciding: dict[int, Episode], temperature: float) -> list[int]:
@@ -244,16 +273,18 @@ class Player:
             self.engine.decode(going, inputs)
         return ended
 
-    def _act(self, ended: list[int], deciding: dict, pending: dict, free: list[int], play: Callable) -> None:
+    def _act(self, ended: list[int], deciding: dict, pending: dict, free: list[int]) -> None:
         """Plays the finished turns in their environments; the rows go on to the next turn or are released."""
         episodes = [deciding.pop(row) for row in ended]
         actions = [self.chat.text(e.trajectory.ids[e.trajectory.turns[-1].start :]) for e in episodes]
-        steps = list(play(step_safely, [e.env for e in episodes], actions))
+        steps = self.workers.run([partial(_step, e.env, action) for e, action in zip(episodes, actions)])
         for row, episode, action, step in zip(ended, episodes, actions, steps):
             trajectory = episode.trajectory
             trajectory.close_turn(action, isinstance(step, Step) and step.valid)
-            if not isinstance(step, Step):
-                trajectory.error = step
+            if isinstance(step, Failure):
+                trajectory.error = step.reason
+            elif not isinstance(step, Step):
+                trajectory.error = f"step returned {type(step).__name__}, not a Step"
             elif step.done:
                 trajectory.reward, trajectory.score = step.reward, step.score
             elif self._continue(trajectory, step.observation):
@@ -288,15 +319,5 @@ class Player:
             self.state_bytes -= sum(mark.nbytes for _, mark in marked)
 
 
-def step_safely(env: Env, action: str) -> Step | str:
-    """The environment's answer, or the description of what it raised: one broken episode must not end a run."""
-    try:
-        return env.step(action)
-    except UserError:
-        raise
-    except Exception as failure:
-        return describe(failure)
-
-
-def describe(failure: Exception) -> str:
-    return f"{type(failure).__name__}: {failure}"[:500]
+def _step(env: Env, action: str) -> Step:
+    return env.step(action)

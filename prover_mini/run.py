@@ -45,6 +45,8 @@ EXTENDABLE = {
     "state_cache_mb",
     "tracker",
     "record_groups",
+    "rank_timeout",
+    "env_timeout",
 }
 
 
@@ -142,6 +144,7 @@ class Run:
         self.active = distributed.main()
         self.console = Console(highlight=False, soft_wrap=True)
         self.times: dict[str, float] = {}
+        self.bad_steps = 0  # in a row, up to now
         self.step = done
         self.bar = None
         self.trackers: list[Tracker] = []
@@ -188,11 +191,12 @@ class Run:
         self.step = self.step if step is None else step
         if self.bar:
             self.bar.update(self.phase_bar, description=f"step {self.step}: {name}", completed=0, total=None)
-        start, cpu = time.perf_counter(), time.process_time()
+        start, cpu, idle = time.perf_counter(), time.process_time(), distributed.idle_seconds()
         try:
             yield
         finally:
             self.times[name] = self.times.get(name, 0.0) + time.perf_counter() - start
+            self.times["idle"] = self.times.get("idle", 0.0) + distributed.idle_seconds() - idle
             if name != "eval":
                 self.times["cpu"] = self.times.get("cpu", 0.0) + time.process_time() - cpu
 
@@ -233,6 +237,27 @@ class Run:
             + (f"{row['env/error_rate']:.1%} of episodes failed by errors  " if row["env/error_rate"] else "")
             + f"loss {row['loss/policy']:+.4f}  grad {row['grad_norm']:.3f}  {row['time/total']:.1f} s"
         )
+
+    def check(self, row: dict, groups: list[Group], credit: Credit) -> None:
+        """Looks at a logged step: keeps the batch of one that was skipped, for inspection. Raises UserError when
+        `max_bad_steps` in a row taught nothing, because of a loss or gradient that was not finite or of errors in
+        every episode. One or two such steps are a server that restarts, or bad luck."""
+        skipped, failed = not row["update/applied"], row["env/error_rate"] == 1
+        self.bad_steps = self.bad_steps + 1 if skipped or failed else 0
+        if skipped:
+            self.keep_batch(row["step"], groups, credit)
+        if self.bad_steps >= self.config.max_bad_steps:
+            if skipped:
+                reason = f"had a non-finite loss or gradient; see {self.path}/skipped"
+            else:
+                errors = (t.error for g in groups for t in g.trajectories)
+                reason = f"had errors in every episode, the last with {next(errors, 'one that another rank shows')}"
+            raise UserError(f"{self.bad_steps} steps in a row taught nothing, step {row['step']} {reason}")
+
+    def stopped(self, step: int) -> None:
+        """Says how to go on after a stop between steps."""
+        self.close()
+        self.say(f"stopped by SIGTERM after step {step} of {self.config.steps}, saved; go on with --run-dir {self.path} --resume")
 
     def keep_batch(self, step: int, groups: list[Group], credit: Credit) -> None:
         """The exact tokens and advantages of a step that was skipped, for inspection (rank 0's part)."""

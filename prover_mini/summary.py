@@ -41,6 +41,8 @@ def closing_table(path: Path, rows: list[dict], config: Config) -> Table:
         table.add_row("tokens: extra rollouts", f"{f['extra_tokens']}")
     seconds = f"{f['training_seconds']:.0f} / {f['checking_seconds']:.0f} (+{f['time_overhead']:.1%})"
     table.add_row("seconds: rollout and update / judge and verification", seconds)
+    if f["idle_share"]:
+        table.add_row("idle share of the ranks", f"{f['idle_share']:.1%}")
     table.add_row("largest |trainer - sampler| log-prob", f"{f['largest_gap']:.1e}")
     return table
 
@@ -50,6 +52,7 @@ def figures(rows: list[dict]) -> dict:
 
     `token_overhead`: tokens of continuations over those of rollouts. `time_overhead`: seconds of judge and verification
     over those of everything else but evaluations. `chance`: the acceptance that segments without effect would have.
+    `idle_share`: what the mean rank spends waiting for others or exchanging data, of all the time of the steps.
     """
 
     def total(name: str) -> float:
@@ -74,5 +77,6 @@ def figures(rows: list[dict]) -> dict:
         "training_seconds": training,
         "checking_seconds": checking,
         "time_overhead": checking / max(training, 1e-9),
+        "idle_share": total("time/idle") / max(total("time/total"), 1e-9),
         "largest_gap": max((row["mismatch_max"] for row in rows if row.get("mismatch_max") is not None), default=0.0),
     }
