@@ -64,6 +64,8 @@ def figures(rows: list[dict]) -> dict:
     chance = sum((row.get("prover/null_rate") or 0) * (row.get("prover/verified") or 0) for row in rows)
     return {
         "judge_calls": total("judge/calls"),
+        "judge_failures": total("judge/failures"),
+        "judge_tokens": total("judge/prompt_tokens") + total("judge/reply_tokens"),
         "eligible": total("prover/eligible"),
         "proposed": total("prover/proposed"),
         "verified": verified,
@@ -76,6 +78,7 @@ def figures(rows: list[dict]) -> dict:
         "token_overhead": continued / max(generated, 1),
         "training_seconds": training,
         "checking_seconds": checking,
+        "cpu_seconds": total("time/cpu"),
         "time_overhead": checking / max(training, 1e-9),
         "idle_share": total("time/idle") / max(total("time/total"), 1e-9),
         "largest_gap": max((row["mismatch_max"] for row in rows if row.get("mismatch_max") is not None), default=0.0),
