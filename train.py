@@ -13,11 +13,12 @@ import os
 import sys
 import time
 from pathlib import Path
+from statistics import fmean
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models: more threads per rank only wait for each other
 
 from envs import load_suite
-from prover_mini import checkpoint, distributed, interrupt
+from prover_mini import checkpoint, distributed, interrupt, parallel
 from prover_mini.chat import Chat
 from prover_mini.config import Config, parse
 from prover_mini.credit import METHODS, eligible
@@ -27,7 +28,7 @@ from prover_mini.evaluate import evaluate, make_panel
 from prover_mini.files import read_metrics
 from prover_mini.judge import JUDGES
 from prover_mini.metrics import step_metrics, step_sums
-from prover_mini.model import load_policy, policy_path
+from prover_mini.model import paths, policy_path
 from prover_mini.records import records
 from prover_mini.rollout import Player
 from prover_mini.run import Run, open_run
@@ -47,12 +48,12 @@ def train(config: Config, given: dict) -> None:
 
     suite = distributed.first(lambda: load_suite(config.env, config))  # rank 0 builds what is cached on disk
     tasks, panel = suite.tasks("train"), make_panel(suite, "test", config.eval_tasks)
-    model, tokenizer = load_policy(str(found[0] / "model") if found else policy_path(config), config.dtype, device)
-    reference = load_policy(policy_path(config), config.dtype, device)[0] if config.kl_coef else None
-    engine = Engine(model, config.slots, config.max_context_tokens)
+    weights, tokenizer = parallel.load(str(found[0] / "model") if found else policy_path(config), config, device)
+    reference = parallel.load(policy_path(config), config, device, trained=False)[0] if config.kl_coef else None
+    engine = Engine(weights.model, config.slots, config.max_context_tokens)
     self_check(engine)
     chat = Chat(tokenizer, suite.instructions, config.max_observation_tokens)
-    learner = Learner(model, engine, config, reference)
+    learner = Learner(weights, engine, config, reference)
     if found:
         checkpoint.restore_optimizer(*found, learner)
     budgets = recorded_budgets(config) if config.budget_run else {}
@@ -63,6 +64,8 @@ def train(config: Config, given: dict) -> None:
     judge, method = JUDGES[config.judge](config), METHODS[config.credit]
     measures_budget = config.budget_matched and not config.budget_run
     proposes, verifies = method.proposes or measures_budget, method.verifies or measures_budget
+    successes = []
+    run.say(f"{parallel.describe(weights)}; {paths(weights.model, device)}")
 
     if done == 0:
         with run.phase("eval"):
@@ -107,9 +110,11 @@ def train(config: Config, given: dict) -> None:
         groups = candidates = answers = segments = verification = credit = None  # with the states that they hold
 
         stop = interrupt.asked() and step < config.steps
+        successes.append(row["success_rate"])
         with run.phase("save"):
-            if distributed.main() and (stop or step % config.save_every == 0 or step == config.steps):
-                checkpoint.save(run_dir, step, learner, tokenizer, config.keep_checkpoints)
+            if stop or step % config.save_every == 0 or step == config.steps:
+                checkpoint.save(run_dir, step, learner, tokenizer, config.keep_checkpoints, fmean(successes))
+                successes = []
         if stop:
             return run.stopped(step)
 

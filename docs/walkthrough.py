@@ -31,6 +31,7 @@ from prover_mini.credit import METHODS, batch, eligible, outcome_credit
 from prover_mini.engine import Engine
 from prover_mini.judge import JUDGES
 from prover_mini.model import load_policy, policy_path
+from prover_mini.parallel import Replicate
 from prover_mini.rollout import Player
 from prover_mini.stopping import null_rate
 from prover_mini.trajectory import Trajectory
@@ -52,7 +53,7 @@ def step() -> SimpleNamespace:
     suite = load_suite(config.env, config)
     engine = Engine(model, config.slots, config.max_context_tokens)
     chat = Chat(tokenizer, suite.instructions, config.max_observation_tokens)
-    player, learner = Player(engine, chat, suite, config), Learner(model, engine, config)
+    player, learner = Player(engine, chat, suite, config), Learner(Replicate(model), engine, config)
     tasks = tasks_of_step(suite.tasks("train"), 1, config)
     groups = player.rollouts(tasks, 1, [config.group_size] * len(tasks), keep_states=True)
     candidates = [g for g in groups if eligible(g, config.max_successes)]

@@ -1,11 +1,12 @@
 """Checkpoints: written aside, renamed when complete, `latest` moved last; nothing is pickled.
 
     checkpoints/step_000010/model/               HF layout: what AutoModelForCausalLM and inference servers load
-    checkpoints/step_000010/optimizer.safetensors    AdamW's two moments per parameter; float32 masters
-    checkpoints/step_000010/state.json           step, AdamW's step count, sizes of all files
+    checkpoints/step_000010/optimizer*.safetensors   AdamW's two moments per parameter; float32 masters
+    checkpoints/step_000010/state.json           step, AdamW's step count, success in training, sizes of all files
 
-There is no generator state to keep: every random draw of the run is a function of its place (seeds.py), and the tasks
-of a step are a function of the step.
+Ranks that hold shards write them side by side, each into a file of its own with the row at which each shard begins, so
+any number of ranks, with or without shards, reads any checkpoint. There is no generator state to keep: every random
+draw of the run is a function of its place (seeds.py), and the tasks of a step are a function of the step.
 """
 
 from __future__ import annotations
@@ -13,45 +14,101 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections import defaultdict
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
 
+from prover_mini import distributed
 from prover_mini.errors import UserError
 from prover_mini.files import step_name, write_text
+from prover_mini.parallel import Part
 from prover_mini.update import Learner
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def save(run_dir: Path, step: int, learner: Learner, tokenizer, keep: int) -> None:
-    """Saves weights, optimizer and step, then points `latest` at them and deletes all but the newest `keep`."""
+def save(run_dir: Path, step: int, learner: Learner, tokenizer, keep: int, success: float = 0.0) -> None:
+    """Saves weights, optimizer and step, then points `latest` at them and deletes all but the newest `keep` and the one
+    with the highest `success`, to which `best` points.
+
+    All ranks call it; ranks that hold shards need a run directory that all of them see. `success` must not come from
+    the test panel: the best checkpoint would then be selected on it.
+    """
     root = run_dir / "checkpoints"
     final, aside = root / step_name(step), root / (step_name(step) + ".tmp")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    learner.model.save_pretrained(aside / "model")
-    tokenizer.save_pretrained(aside / "model")
-    tensors, count = {}, 0
-    for name, parameter, master in zip(learner.names, learner.parameters, learner.masters):
-        if parameter.dtype != master.dtype:
-            tensors[f"master/{name}"] = master
-        state = learner.optimizer.state.get(master)
-        if state:
-            count = int(state["step"])
-            tensors |= {f"{moment}/{name}": state[moment].contiguous() for moment in MOMENTS}
-    save_file(tensors, aside / "optimizer.safetensors")
+    distributed.first(lambda: make_empty(aside) if distributed.main() else None)
+    distributed.together(lambda: write_part(aside, learner, tokenizer))
+    distributed.first(lambda: complete(aside, final, step, learner, success) if distributed.main() else None)
+    if distributed.main():
+        write_text(run_dir / "latest", step_name(step) + "\n")
+        delete_old(run_dir, keep)
+
+
+def make_empty(directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+
+
+def write_part(aside: Path, learner: Learner, tokenizer) -> None:
+    """What this rank has to write: rank 0 the model, every rank the masters and moments that it holds."""
+    weights = learner.weights
+    if distributed.main():
+        tensors = {name: p.detach() for name, p in weights.model.named_parameters()}
+        # the library would give the text model of an image and text model the names of the latter again
+        weights.model.save_pretrained(aside / "model", state_dict=tensors, save_original_format=False)
+        tokenizer.save_pretrained(aside / "model")
+    tensors = {}
+    for part in weights.parts:
+        if part.written and len(part.master):
+            if part.rounded:
+                tensors[f"master/{part.name}"] = part.master
+            state = learner.optimizer.state.get(part.master)
+            if state:
+                tensors |= {f"{moment}/{part.name}": state[moment].contiguous() for moment in MOMENTS}
+    if weights.sharded or distributed.main():
+        first_rows = json.dumps({part.name: part.first_row for part in weights.parts if part.first_row})
+        save_file(tensors, aside / part_file(weights), metadata={"first_rows": first_rows})
+        sync(aside / part_file(weights))
+
+
+def part_file(weights) -> str:
+    if not weights.sharded:
+        return "optimizer.safetensors"
+    return f"optimizer-{distributed.rank() + 1:05d}-of-{distributed.world():05d}.safetensors"
+
+
+def complete(aside: Path, final: Path, step: int, learner: Learner, success: float) -> None:
+    """Adds state.json and gives the checkpoint its name, when all of it is on disk."""
+    parts, ranks = len(list(aside.glob("optimizer*"))), distributed.world() if learner.weights.sharded else 1
+    if parts != ranks:
+        raise UserError(f"{aside}: {parts} of {ranks} ranks wrote here; sharded training needs a directory that all see")
+    steps = max((int(state["step"]) for state in learner.optimizer.state.values()), default=0)
     sizes = {str(f.relative_to(aside)): f.stat().st_size for f in sorted(aside.rglob("*")) if f.is_file()}
-    write_text(aside / "state.json", json.dumps({"step": step, "optimizer_steps": count, "files": sizes}, indent=1))
+    state = {"step": step, "optimizer_steps": steps, "success": success, "files": sizes}
+    write_text(aside / "state.json", json.dumps(state, indent=1))
     for path in aside.rglob("*"):
         sync(path)
     shutil.rmtree(final, ignore_errors=True)
     os.replace(aside, final)
-    sync(root)
-    write_text(run_dir / "latest", step_name(step) + "\n")
-    for old in sorted(root.glob("step_??????"))[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+    sync(final.parent)
+
+
+def delete_old(run_dir: Path, keep: int) -> None:
+    """Of equally good checkpoints the newest counts as the best."""
+    checkpoints = sorted((run_dir / "checkpoints").glob("step_??????"))
+    best = max(checkpoints, key=lambda path: (read_state(path)["success"], path.name))
+    write_text(run_dir / "best", best.name + "\n")
+    for old in checkpoints[:-keep]:
+        if old != best:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def read_state(path: Path) -> dict:
+    return json.loads((path / "state.json").read_text())
 
 
 def sync(path: Path) -> None:
@@ -72,7 +129,7 @@ def latest(run_dir: Path) -> tuple[Path, dict] | None:
         return None
     path = run_dir / "checkpoints" / pointer.read_text(errors="replace").strip()
     try:
-        state = json.loads((path / "state.json").read_text())
+        state = read_state(path)
         files = state["files"].items()
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{path}: the checkpoint is damaged (state.json); {remedy(run_dir, path)}") from None
@@ -90,14 +147,41 @@ def remedy(run_dir: Path, damaged: Path) -> str:
 
 
 def restore_optimizer(path: Path, state: dict, learner: Learner) -> None:
-    """Puts AdamW's moments and the float32 masters back, bit for bit."""
+    """Puts AdamW's moments and the float32 masters back, bit for bit, whatever ranks wrote and read them."""
     try:
-        tensors = load_file(path / "optimizer.safetensors", device=str(learner.device))
-        for name, master in zip(learner.names, learner.masters):
-            if f"master/{name}" in tensors:
-                master.copy_(tensors[f"master/{name}"])
-            if f"{MOMENTS[0]}/{name}" in tensors:
-                moments = {moment: tensors[f"{moment}/{name}"] for moment in MOMENTS}
-                learner.optimizer.state[master] = {"step": torch.tensor(float(state["optimizer_steps"])), **moments}
+        saved = Rows(path)
+        for part in learner.weights.parts:
+            if f"master/{part.name}" in saved.pieces:
+                part.master.copy_(saved.read(f"master/{part.name}", part))
+            if f"{MOMENTS[0]}/{part.name}" in saved.pieces:
+                moments = {m: saved.read(f"{m}/{part.name}", part).to(learner.device) for m in MOMENTS}
+                learner.optimizer.state[part.master] = {"step": torch.tensor(float(state["optimizer_steps"])), **moments}
     except Exception as error:
         raise UserError(f"{path}: the optimizer state cannot be read ({error})") from None
+
+
+class Rows:
+    """The tensors in a checkpoint's optimizer files: runs of rows, which lie in one file or follow each other in several."""
+
+    def __init__(self, path: Path):
+        self.pieces: dict[str, list] = defaultdict(list)  # (first row, rows, slice of a file), in order
+        for file in sorted(path.glob("optimizer*.safetensors")):
+            tensors = safe_open(file, "pt")
+            first_rows = json.loads((tensors.metadata() or {}).get("first_rows", "{}"))
+            for key in tensors.keys():
+                piece = tensors.get_slice(key)
+                first = first_rows.get(key.partition("/")[2], 0)
+                self.pieces[key].append((first, piece.get_shape()[0], piece))
+
+    def read(self, key: str, part: Part) -> Tensor:
+        """The rows that `part` holds."""
+        first, end = part.first_row, part.first_row + len(part.master)
+        found = [
+            piece[max(first - start, 0) : min(end - start, rows)]
+            for start, rows, piece in self.pieces[key]
+            if start < end and first < start + rows
+        ]
+        tensor = torch.cat(found) if found else part.master.cpu()[:0]
+        if tensor.shape != part.master.shape:
+            raise ValueError(f"{key} has {len(tensor)} of {len(part.master)} rows; a file is missing")
+        return tensor

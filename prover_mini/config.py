@@ -73,6 +73,12 @@ class Config:
         "Type of the weights in rollouts and in the loss; the optimizer keeps them in float32.",
         ("float32", "bfloat16"),
     )
+    parallel: str = option(
+        "auto",
+        "How ranks share the training state: each holds all of it, or a shard (FSDP2); auto shards it when all of it "
+        "would fill a quarter of the device's memory.",
+        ("auto", "replicate", "shard"),
+    )
     temperature: float = option(1.0, "Sampling temperature of rollouts and continuations, also applied in the loss.")
     slots: int = option(256, "Trajectories that one rank plays at the same time.")
     state_cache_mb: int = option(
@@ -113,6 +119,9 @@ class Config:
     group_size: int = option(8, "G: trajectories per task.")
     minibatches: int = option(1, "Optimizer steps made from one step's trajectories; clipping acts only beyond 1.")
     micro_batch: int = option(32, "Trajectories in one forward and backward pass; does not change the result.")
+    activation_checkpointing: bool = option(
+        False, "Compute each layer again in the backward pass instead of keeping its activations; same result."
+    )
     lr: float = option(1e-6, "Peak learning rate of AdamW.")
     lr_schedule: str = option("constant", "Learning rate after warm-up.", ("constant", "linear", "cosine"))
     warmup_steps: int = option(0, "Steps over which the learning rate rises linearly.")
@@ -153,7 +162,7 @@ class Config:
         4, "Groups per step whose rollouts are recorded token by token, for the report; those with a segment first."
     )
     save_every: int = option(20, "Steps between checkpoints; the last step always saves.")
-    keep_checkpoints: int = option(2, "Newest checkpoints that are kept.")
+    keep_checkpoints: int = option(2, "Newest checkpoints that are kept, besides the one after the best training steps.")
     rank_timeout: int = option(1800, "Seconds that a rank waits for another one before it takes it for lost.")
 
     @property
@@ -208,9 +217,13 @@ PRESETS: dict[tuple[str, bool], dict[str, Any]] = {
         "steps": 80, "lr": 1e-4, "max_turns": 6, "max_turn_tokens": 16, "max_observation_tokens": 64,
         "max_context_tokens": 384,
     },
-    ("searchqa", False): {"max_turns": 30},
-    ("webshop", False): {"max_turns": 15, "max_observation_tokens": 2048, "max_context_tokens": 32768},
-    ("alfworld", False): {"max_turns": 50, "max_observation_tokens": 1024, "max_context_tokens": 32768},
+    ("searchqa", False): {"max_turns": 30, "activation_checkpointing": True},
+    ("webshop", False): {
+        "max_turns": 15, "max_observation_tokens": 2048, "max_context_tokens": 32768, "activation_checkpointing": True,
+    },
+    ("alfworld", False): {
+        "max_turns": 50, "max_observation_tokens": 1024, "max_context_tokens": 32768, "activation_checkpointing": True,
+    },
 }  # fmt: skip
 
 

@@ -129,6 +129,13 @@ def broadcast(value: Any) -> Any:
     return box[0]
 
 
+def share(tensor: torch.Tensor) -> None:
+    """Rank 0's values on every rank, in place."""
+    if world() > 1:
+        with _meeting():
+            dist.broadcast(tensor, src=0)
+
+
 def first(work: Callable[[], Any]) -> Any:
     """Runs `work` on rank 0, then on the others, which find what it left on disk. An error of rank 0 is theirs too."""
     error = value = None
@@ -141,3 +148,14 @@ def first(work: Callable[[], Any]) -> Any:
     if error:
         raise error
     return value if main() else work()
+
+
+def together(work: Callable[[], None]) -> None:
+    """Runs `work` on every rank at the same time. An error of one is raised by all, so that none waits for it."""
+    error = None
+    try:
+        work()
+    except Exception as failure:
+        error = failure
+    if errors := [e for e in gather(error) if e]:
+        raise errors[0]

@@ -1,10 +1,10 @@
 """The run directory and what a person sees of a run.
 
-    runs/NAME/config.json, command.txt, git.txt      what was run
+    runs/NAME/config.json, command.txt, git.txt      what was run; launch.txt, by which torchrun
     runs/NAME/metrics.jsonl                          one object per step
     runs/NAME/rollouts/step_000010.jsonl             one object per trajectory
     runs/NAME/eval/step_000010.json                  one evaluation of the panel
-    runs/NAME/checkpoints/, latest                   checkpoint.py
+    runs/NAME/checkpoints/, latest, best             checkpoint.py
 
 Only rank 0 writes and prints. On a terminal the phase is shown as a bar; elsewhere there is one plain line per step.
 """
@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -47,6 +49,8 @@ EXTENDABLE = {
     "record_groups",
     "rank_timeout",
     "env_timeout",
+    "parallel",
+    "activation_checkpointing",
 }
 
 
@@ -61,6 +65,8 @@ def open_run(config: Config, given: dict) -> tuple[Path, Config]:
     answer = None
     if distributed.main():
         try:
+            if not config.resume and (begun := begun_before_restart(config)):
+                config.run_dir, config.resume = str(begun), True
             answer = reopen(config, given) if config.resume else choose(config)
         except UserError as error:
             answer = error
@@ -68,6 +74,23 @@ def open_run(config: Config, given: dict) -> tuple[Path, Config]:
     if isinstance(answer, UserError):
         raise answer
     return answer
+
+
+def launch() -> str:
+    """Names the torchrun that started this process, the same after each of its restarts."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    return f"process {os.getppid()} on {socket.gethostname()}" if name == "none" else f"torchrun {name}"
+
+
+def begun_before_restart(config: Config) -> Path | None:
+    """The run that this launch has begun, if torchrun has restarted it (`--max-restarts`) since."""
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+        return None
+    for path in [Path(config.run_dir)] if config.run_dir else Path("runs").glob("*"):
+        file = path / "launch.txt"
+        if file.is_file() and file.read_text().strip() == launch():
+            return path
+    return None
 
 
 def choose(config: Config) -> tuple[Path, Config]:
@@ -172,6 +195,7 @@ class Run:
             raise UserError(f"--run-dir {self.path}: cannot be written ({error.strerror})") from None
         with open(self.path / "command.txt", "a") as file:
             file.write(shlex.join([sys.executable, *sys.argv]) + "\n")
+        write_text(self.path / "launch.txt", launch() + "\n")
         write_text(self.path / "git.txt", git_state())
         rows = [row for row in read_metrics(self.path / "metrics.jsonl") if row["step"] <= done]
         write_text(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
@@ -181,6 +205,9 @@ class Run:
         for checkpoint in self.path.glob("checkpoints/step_*"):
             if checkpoint.name > step_name(done):
                 shutil.rmtree(checkpoint)
+        best = self.path / "best"
+        if best.exists() and best.read_text().strip() > step_name(done):
+            best.unlink()
 
     @contextmanager
     def phase(self, name: str, step: int | None = None):

@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
 from kernels.grpo_loss import grpo_loss
-from kernels.linear_logprob import linear_logprob
 from kernels.segment_advantage import segment_advantage
 from prover_mini import distributed
 from prover_mini.config import Config
 from prover_mini.credit import Credit, batch
 from prover_mini.importance import importance_weight
+from prover_mini.parallel import Replicate, Shard
 from prover_mini.trajectory import OFF_POLICY, Group, Trajectory
 
 
@@ -54,25 +56,23 @@ class Row:
 
 
 class Learner:
-    """Owns the weights that are trained, their optimizer and the schedule.
+    """Trains the weights: owns their optimizer and the schedule.
 
-    The optimizer works on `masters`, float32: steps of a usual size are below the resolution of bfloat16 and would
-    be lost in it one by one. Masters of float32 weights are these weights, not copies.
+    The optimizer works on the weights' float32 masters: steps of a usual size are below the resolution of bfloat16 and
+    would be lost in it one by one.
 
     Args:
-        model: a transformers causal language model.
+        weights: `Replicate` or `Shard` of a model.
         engine: the rollout engine on the same weights; its states die in the function that changes them.
-        reference: the starting policy, for the KL; None when `kl_coef` is 0.
+        reference: the weights of the starting policy, for the KL; None when `kl_coef` is 0.
     """
 
-    def __init__(self, model, engine, config: Config, reference=None):
-        self.model, self.engine, self.config, self.reference = model, engine, config, reference
-        self.names, self.parameters = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad))
-        self.masters = [p.detach().float() for p in self.parameters]
+    def __init__(self, weights: Replicate | Shard, engine, config: Config, reference: Replicate | Shard | None = None):
+        self.weights, self.engine, self.config, self.reference = weights, engine, config, reference
         self.optimizer = torch.optim.AdamW(
-            self.masters, lr=config.lr, betas=(0.9, config.adam_beta2), weight_decay=config.weight_decay
+            weights.masters, lr=config.lr, betas=(0.9, config.adam_beta2), weight_decay=config.weight_decay
         )
-        self.device = self.parameters[0].device
+        self.device = engine.device
 
     def update(self, groups: list[Group], credit: Credit, step: int) -> dict[str, float]:
         """Trains on this rank's groups; returns metrics of the whole step, equal on every rank.
@@ -83,25 +83,32 @@ class Learner:
         rows = self._rows(groups, credit)
         cut = self.config.minibatches / self.config.groups_per_step  # consecutive groups, which ranks share evenly
         part_of = {id(t): int(g.index * cut) for g in groups for t in g.trajectories}
-        self.model.train()
-        if self.config.minibatches > 1:
-            self._remember_old_logprobs(rows)
-        sums = [
-            self._optimizer_step([row for row, t in zip(rows, trajectories) if part_of[id(t)] == part], step)
-            for part in range(self.config.minibatches)
-        ]
-        self.model.eval()
+        with self._training():
+            if self.config.minibatches > 1:
+                self._remember_old_logprobs(rows)
+            sums = [
+                self._optimizer_step([row for row, t in zip(rows, trajectories) if part_of[id(t)] == part], step)
+                for part in range(self.config.minibatches)
+            ]
         for row, t in zip(rows, trajectories):
             t.trainer_logprobs = row.old_logprob
         return metrics(sums)
 
     def gradient(self, groups: list[Group], credit: Credit) -> torch.Tensor:
         """What one optimizer step on all these groups would follow: flat, float32, summed over ranks, before it is
-        scaled down to `max_grad_norm`. The weights stay. Needs `minibatches` 1."""
-        self.model.train()
-        gradient, _ = self._gradient(self._rows(groups, credit))
-        self.model.eval()
-        return gradient
+        scaled down to `max_grad_norm`; of shards, this rank's. The weights stay. Needs `minibatches` 1."""
+        with self._training():
+            return self._gradient(self._rows(groups, credit))[0]
+
+    @contextmanager
+    def _training(self) -> Iterator[None]:
+        self.weights.scatter()
+        self.weights.model.train()
+        yield
+        self.weights.model.eval()
+        self.weights.gather()
+        if self.reference:
+            self.reference.scatter()
 
     def _rows(self, groups: list[Group], credit: Credit) -> list[Row]:
         trajectories = batch(groups)
@@ -110,10 +117,10 @@ class Learner:
     def _optimizer_step(self, rows: list[Row], step: int) -> dict[str, float]:
         """One step of AdamW on the gradient summed over all ranks, or none if it is not finite."""
         gradient, sums = self._gradient(rows)
-        norm = gradient.norm().item()
+        norm = self.weights.norm(gradient)
         applied = math.isfinite(norm) and math.isfinite(sums["loss"])
         if applied and sums["denominator"]:
-            self._apply(gradient * min(1.0, self.config.max_grad_norm / (norm + 1e-6)), step)
+            self._apply(gradient.mul_(min(1.0, self.config.max_grad_norm / (norm + 1e-6))), step)
         return {**sums, "grad_norm": norm, "applied": float(applied)}
 
     def _gradient(self, rows: list[Row]) -> tuple[torch.Tensor, dict[str, float]]:
@@ -126,17 +133,19 @@ class Learner:
             "seq_mean_token_mean": trajectories,
             "constant": trajectories * c.max_turns * c.max_turn_tokens,
         }[c.aggregation]
-        self.model.zero_grad(set_to_none=True)
         sums: Counter[str] = Counter()
         largest_gap = 0.0
         learning = [r for r in rows if len(r.targets) and (c.kl_coef or r.advantage.any())]
-        for chunk in micro_batches(learning, c.micro_batch):
+        chunks = micro_batches(learning, c.micro_batch)
+        idle = self.weights.passes(len(chunks)) - len(chunks)
+        for chunk in chunks:
             loss, stats = self._loss(chunk, max(denominator, 1.0))
             loss.backward()
             largest_gap = max(largest_gap, stats.pop("mismatch_max"))
             sums.update({"loss": loss.item(), **stats})
-        gradient = flat_gradient(self.parameters)
-        distributed.sum_(gradient)
+        for _ in range(idle):
+            (self._loss([idle_row()], 1.0)[0] * 0.0).backward()
+        gradient = self.weights.gradient()
         values = torch.tensor([sums[name] for name in SUMS], dtype=torch.float64)
         reduced = dict(zip(SUMS, distributed.sum_(values).tolist()))
         largest_gap = max(distributed.gather(largest_gap))
@@ -146,25 +155,24 @@ class Learner:
     def _apply(self, gradient: torch.Tensor, step: int) -> None:
         """The only place where weights change; cached engine states of the old weights die here."""
         offset = 0
-        for master in self.masters:
+        for master in self.weights.masters:
             master.grad = gradient[offset : offset + master.numel()].view_as(master)
             offset += master.numel()
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, step)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        for parameter, master in zip(self.parameters, self.masters):
-            parameter.copy_(master)
+        self.weights.publish()
         self.engine.weights_changed()
 
     def _loss(self, rows: list[Row], denominator: float) -> tuple[torch.Tensor, dict[str, float]]:
         """Summed loss of one micro-batch over the step's denominator, and sums for the metrics."""
         c = self.config
-        out = self._logprobs(self.model, rows, entropy=True)
+        out = self._logprobs(self.weights, rows, entropy=True)
         sampler_T = torch.cat([r.sampler_logprob for r in rows]).to(self.device)
         if c.minibatches == 1:
             remember(out.logprob_N.detach(), rows)
-        old_T = torch.cat([r.old_logprob for r in rows])
+        old_T = torch.cat([r.old_logprob for r in rows]).to(self.device)
         advantage_T = torch.cat([r.advantage for r in rows]).to(self.device)
         cu_seqlens_B1 = torch.tensor([0, *(len(r.targets) for r in rows)], device=self.device).cumsum(0)
         mask_T = torch.ones_like(advantage_T, dtype=torch.bool)
@@ -189,26 +197,32 @@ class Learner:
         sums = {name: value.item() for name, value in sums.items()}
         return loss, sums
 
-    def _logprobs(self, model, rows: list[Row], entropy: bool = False):
-        """Log-probs (and entropies) of the policy tokens of all rows, packed [T]. Right padding needs no mask: both
-        kinds of layers are causal, and padded positions are never read."""
+    def _logprobs(self, weights: Replicate | Shard, rows: list[Row], entropy: bool = False):
+        """Log-probs (and entropies) of the policy tokens of all rows, packed [T]."""
         longest = max(len(r.ids) for r in rows)
         ids_BT = torch.zeros(len(rows), longest, dtype=torch.long)
         for b, row in enumerate(rows):
             ids_BT[b, : len(row.ids)] = row.ids
-        hidden_BTD = model.model(input_ids=ids_BT.to(self.device), use_cache=False).last_hidden_state
-        flat_N = torch.cat([row.before + b * longest for b, row in enumerate(rows)]).to(self.device)
-        targets_N = torch.cat([row.targets for row in rows]).to(self.device)
-        hidden_ND = hidden_BTD.flatten(0, 1)[flat_N]
-        return linear_logprob(
-            hidden_ND, model.get_output_embeddings().weight, targets_N, self.config.temperature, entropy=entropy
-        )
+        at_N = torch.cat([row.before + b * longest for b, row in enumerate(rows)])
+        targets_N = torch.cat([row.targets for row in rows])
+        inputs = (x.to(self.device) for x in (ids_BT, at_N, targets_N))
+        return weights.logprobs(*inputs, self.config.temperature, entropy=entropy)
 
     @torch.no_grad()
     def _remember_old_logprobs(self, rows: list[Row]) -> None:
         """Log-probs under the weights that sampled, as the trainer computes them: the ratio's denominator."""
-        for chunk in micro_batches([r for r in rows if len(r.targets)], self.config.micro_batch):
-            remember(self._logprobs(self.model, chunk).logprob_N, chunk)
+        chunks = micro_batches([r for r in rows if len(r.targets)], self.config.micro_batch)
+        idle = self.weights.passes(len(chunks)) - len(chunks)
+        for chunk in chunks:
+            remember(self._logprobs(self.weights, chunk).logprob_N, chunk)
+        for _ in range(idle):
+            self._logprobs(self.weights, [idle_row()])
+
+
+def idle_row() -> Row:
+    """What a rank without a micro-batch sends through the model while the others, whose weights it holds, have one."""
+    zero = torch.zeros(1)
+    return Row(torch.zeros(2, dtype=torch.long), *torch.zeros(2, 1, dtype=torch.long), zero, zero, zero)
 
 
 def remember(logprob_T: torch.Tensor, rows: list[Row]) -> None:
@@ -243,13 +257,6 @@ def micro_batches(rows: list[Row], size: int) -> list[list[Row]]:
     """Rows of similar length together, at most `size` of them."""
     ordered = sorted(rows, key=lambda r: len(r.ids))
     return [ordered[i : i + size] for i in range(0, len(ordered), size)]
-
-
-def flat_gradient(parameters) -> torch.Tensor:
-    """All gradients as one float32 vector; zeros where a rank had nothing to learn from."""
-    return torch.cat(
-        [torch.zeros(p.numel(), device=p.device) if p.grad is None else p.grad.flatten().float() for p in parameters]
-    )
 
 
 def learning_rate(config: Config, step: int) -> float:

@@ -8,6 +8,7 @@ import torch
 from prover_mini.credit import METHODS
 from prover_mini.engine import Engine
 from prover_mini.judge import JUDGES
+from prover_mini.parallel import Replicate
 from prover_mini.records import records
 from prover_mini.rollout import Player
 from prover_mini.trajectory import OFF_POLICY, Segment
@@ -26,9 +27,9 @@ def step(request):
     groups = player.rollouts(tasks, 1, [8] * len(tasks), keep_states=True)
     mixed = [g for g in groups if g.mixed]
     segments = [s for s in JUDGES["random"](config).propose(mixed, 1) if isinstance(s, Segment)]
-    verdicts = verify(player, segments).verdicts
+    verdicts = verify(player, segments, config).verdicts
     credit = METHODS["prover"].credit(groups, segments, verdicts, config)
-    Learner(engine.model, engine, config).update(groups, credit, 1)
+    Learner(Replicate(engine.model), engine, config).update(groups, credit, 1)
     trajectories = [t for g in groups for t in g.trajectories]
     return groups, trajectories, credit, records(groups, credit, segments, verdicts, toy_chat(), 3)
 

@@ -4,13 +4,12 @@ import math
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from prover_mini import checkpoint
 from prover_mini.credit import METHODS, Credit, batch
 from prover_mini.engine import Engine, StaleState
 from prover_mini.model import load_policy
+from prover_mini.parallel import FLOAT32, Replicate
 from prover_mini.rollout import Player
 from prover_mini.trajectory import OFF_POLICY, Group
 from prover_mini.update import Learner, learning_rate, token_advantages
@@ -33,7 +32,8 @@ def sampled_groups(config, **suite) -> tuple[Engine, list[Group]]:
 
 def ours(config, groups) -> tuple[torch.Tensor, dict]:
     engine = Engine(toy_model(), 1, 8)
-    learner = Probe(engine.model, engine, config, toy_model(seed=9) if config.kl_coef else None)
+    reference = Replicate(toy_model(seed=9)) if config.kl_coef else None
+    learner = Probe(Replicate(engine.model), engine, config, reference)
     metrics = learner.update(groups, METHODS["grpo"].credit(groups, [], [], config), 1)
     return learner.gradient, metrics
 
@@ -104,8 +104,8 @@ def test_micro_batches_do_not_change_the_gradient(size):
 def test_the_gradient_alone_is_the_one_that_is_applied_and_is_linear_in_credit():
     config = toy_config(max_grad_norm=1e9)
     engine, groups = sampled_groups(config)
-    learner = Learner(engine.model, engine, config)
-    before = [p.clone() for p in learner.parameters]
+    learner = Learner(Replicate(engine.model), engine, config)
+    before = [p.clone() for p in learner.weights.parameters]
     outcome = METHODS["grpo"].credit(groups, [], [], config)
     zero = torch.zeros_like(outcome.advantage_B)
     bonus = Credit(zero, torch.rand(outcome.credit_BN.shape, generator=torch.Generator().manual_seed(0)))
@@ -113,34 +113,7 @@ def test_the_gradient_alone_is_the_one_that_is_applied_and_is_linear_in_credit()
     assert torch.equal(learner.gradient(groups, outcome), ours(config, groups)[0])
     expected = learner.gradient(groups, outcome) + 3.0 * learner.gradient(groups, bonus)
     assert_close(learner.gradient(groups, both), expected)
-    assert all(torch.equal(a, b) for a, b in zip(before, learner.parameters))
-
-
-KINDS = {
-    "alternate": lambda groups, rank: groups[rank::2],
-    "uneven": lambda groups, rank: groups[:1] if rank else groups[1:],
-    "idle": lambda groups, rank: [] if rank else groups,
-}
-
-
-def rank_gradients(rank: int, path: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{path}/meet", rank=rank, world_size=2)
-    config = toy_config(max_grad_norm=1e9)
-    _, groups = sampled_groups(config)
-    torch.save({kind: ours(config, cut(groups, rank)) for kind, cut in KINDS.items()}, f"{path}/{rank}.pt")
-    dist.destroy_process_group()
-
-
-def test_two_ranks_have_the_gradient_of_one(tmp_path):
-    """Also when they have unequal numbers of groups, and when one has no policy token at all."""
-    mp.spawn(rank_gradients, (str(tmp_path),), nprocs=2)
-    config = toy_config(max_grad_norm=1e9)
-    whole, metrics = ours(config, sampled_groups(config)[1])
-    for rank in range(2):
-        for gradient, same in torch.load(tmp_path / f"{rank}.pt").values():
-            assert_close(gradient, whole)
-            assert {k: pytest.approx(v, abs=1e-6, rel=1e-5) for k, v in metrics.items()} == same
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.weights.parameters))
 
 
 def test_errored_trajectories_do_not_touch_the_gradient():
@@ -155,7 +128,7 @@ def test_errored_trajectories_do_not_touch_the_gradient():
 def test_the_ratio_is_one_and_the_mismatch_is_rounding():
     config = toy_config(minibatches=2, lr=0.0)
     engine, groups = sampled_groups(config)
-    learner = Learner(engine.model, engine, config)
+    learner = Learner(Replicate(engine.model), engine, config)
     metrics = learner.update(groups, METHODS["grpo"].credit(groups, [], [], config), 1)
     assert metrics["clip_frac"] == 0 and metrics["kl"] == 0
     assert 0 < metrics["mismatch_max"] < 1e-4 and metrics["mismatch_kl"] < 1e-8
@@ -164,7 +137,7 @@ def test_the_ratio_is_one_and_the_mismatch_is_rounding():
 def test_a_second_optimizer_step_sees_ratios_against_the_sampling_weights():
     config = toy_config(minibatches=2, lr=0.5, clip_low=0.01, clip_high=0.01, max_grad_norm=1.0)
     engine, groups = sampled_groups(config)
-    metrics = Learner(engine.model, engine, config).update(groups, METHODS["grpo"].credit(groups, [], [], config), 1)
+    metrics = Learner(Replicate(engine.model), engine, config).update(groups, METHODS["grpo"].credit(groups, [], [], config), 1)
     assert metrics["clip_frac"] > 0.1
 
 
@@ -184,9 +157,9 @@ def test_importance_weights_scale_the_surrogate():
 def test_weights_change_only_by_finite_steps_and_kill_engine_states():
     config = toy_config()
     engine, groups = sampled_groups(config)
-    learner = Learner(engine.model, engine, config)
+    learner = Learner(Replicate(engine.model), engine, config)
     credit = METHODS["grpo"].credit(groups, [], [], config)
-    before = [p.clone() for p in learner.parameters]
+    before = [p.clone() for p in learner.weights.parameters]
     engine.clear([0])
     engine.extend([0], [[1, 2]])
     state = engine.snapshot(0)
@@ -194,11 +167,11 @@ def test_weights_change_only_by_finite_steps_and_kill_engine_states():
     poisoned = METHODS["grpo"].credit(groups, [], [], config)
     poisoned.advantage_B[0] = float("nan")
     assert learner.update(groups, poisoned, 1)["update/applied"] == 0
-    assert all(torch.equal(a, b) for a, b in zip(before, learner.parameters))
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.weights.parameters))
     engine.restore([state], [1])
 
     assert learner.update(groups, credit, 2)["update/applied"] == 1
-    assert not all(torch.equal(a, b) for a, b in zip(before, learner.parameters))
+    assert not all(torch.equal(a, b) for a, b in zip(before, learner.weights.parameters))
     with pytest.raises(StaleState):
         engine.restore([state], [1])
 
@@ -220,36 +193,47 @@ def test_schedules():
 
 
 def bfloat16_learner(config, model=None) -> Learner:
-    model = model or toy_model().bfloat16()
-    return Learner(model, Engine(model, 1, 8), config)
+    weights = Replicate(model or toy_model(), torch.bfloat16)
+    return Learner(weights, Engine(weights.model, 1, 8), config)
 
 
 def test_small_steps_add_up_in_bfloat16():
     """AdamW under a constant gradient moves every weight by lr a step, here far below what bfloat16 can hold."""
     learner = bfloat16_learner(toy_config(lr=1e-5))
-    before = torch.cat([p.detach().flatten().double() for p in learner.parameters])
+    before = torch.cat([p.detach().flatten().double() for p in learner.weights.parameters])
     for step in range(1, 201):
         learner._apply(torch.ones(len(before)), step)
-    after = torch.cat([p.detach().flatten().double() for p in learner.parameters])
+    after = torch.cat([p.detach().flatten().double() for p in learner.weights.parameters])
     assert (before - after).mean().item() == pytest.approx(200 * 1e-5, rel=0.05)
-    assert all(p.dtype == torch.bfloat16 for p in learner.parameters)
+    kept = {name: p.dtype == torch.float32 for name, p in learner.weights.model.named_parameters()}
+    assert any(kept.values()) and all(exact == name.endswith(FLOAT32) for name, exact in kept.items())
+
+
+def test_micro_batches_add_up_in_float32():
+    """300 equal gradients, of which bfloat16 would lose those after the first 256."""
+    weights = bfloat16_learner(toy_config()).weights
+    for _ in range(300):
+        sum(p.sum() for p in weights.parameters).backward()
+    gradient = weights.gradient()
+    assert gradient.dtype == torch.float32 and gradient.eq(300).all()
+    assert weights.gradient().eq(0).all()
 
 
 def test_a_bfloat16_checkpoint_goes_on_bit_for_bit(tmp_path):
     config = toy_config(lr=1e-5)
     learner = bfloat16_learner(config)
     gradients = [
-        torch.randn(sum(p.numel() for p in learner.parameters), generator=torch.Generator().manual_seed(s))
+        torch.randn(sum(p.numel() for p in learner.weights.parameters), generator=torch.Generator().manual_seed(s))
         for s in range(4)
     ]
     for step, gradient in enumerate(gradients[:2], 1):
         learner._apply(gradient, step)
     checkpoint.save(tmp_path, 2, learner, toy_tokenizer(), 1)
     found = checkpoint.latest(tmp_path)
-    resumed = bfloat16_learner(config, load_policy(str(found[0] / "model"), "bfloat16", torch.device("cpu"))[0])
+    resumed = bfloat16_learner(config, load_policy(str(found[0] / "model"), "float32", torch.device("cpu"))[0])
     checkpoint.restore_optimizer(*found, resumed)
     for step, gradient in enumerate(gradients[2:], 3):
         learner._apply(gradient, step)
         resumed._apply(gradient, step)
-    assert all(torch.equal(a, b) for a, b in zip(learner.masters, resumed.masters))
-    assert all(torch.equal(a, b) for a, b in zip(learner.parameters, resumed.parameters))
+    assert all(torch.equal(a, b) for a, b in zip(learner.weights.masters, resumed.weights.masters))
+    assert all(torch.equal(a, b) for a, b in zip(learner.weights.parameters, resumed.weights.parameters))

@@ -1,0 +1,233 @@
+"""Replicated and sharded training on 1, 2 and 4 processes against plain training in one; checkpoints between them."""
+
+import dataclasses
+import os
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from prover_mini import checkpoint, distributed, memory, parallel
+from prover_mini.credit import METHODS
+from prover_mini.engine import Engine, self_check
+from prover_mini.errors import UserError
+from prover_mini.model import load_policy
+from prover_mini.parallel import FLOAT32, Replicate, Shard
+from prover_mini.rollout import Player
+from prover_mini.trajectory import Group
+from prover_mini.update import Learner
+from tests.toys import ToySuite, toy_chat, toy_config, toy_model, toy_tokenizer
+
+CPU = torch.device("cpu")
+PLAIN = toy_config(micro_batch=3, max_grad_norm=0.01, lr=1e-3, groups_per_step=4)
+SECOND = dataclasses.replace(PLAIN, minibatches=2, kl_coef=0.1, aggregation="seq_mean_token_mean")
+
+
+class Probe(Learner):
+    """Keeps the gradients that were applied."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.applied = []
+
+    def _apply(self, gradient, step):
+        self.applied.append(gradient.clone())
+        super()._apply(gradient, step)
+
+
+def probe(make, config) -> Probe:
+    """A learner on toy weights, gathered; `make` is Replicate or Shard."""
+    model = toy_model()
+    if config.activation_checkpointing:
+        model.activation_checkpointing_enable()
+    weights = make(model)
+    reference = make(toy_model(seed=9).requires_grad_(False)) if config.kl_coef else None
+    weights.gather()
+    engine = Engine(model, 4, 96)
+    self_check(engine)
+    return Probe(weights, engine, config, reference)
+
+
+def whole(learner, pieces) -> dict[str, torch.Tensor]:
+    """name -> the whole parameter's tensor, from the pieces [in the order of `parts`] that all ranks hold."""
+    mine = [(p.name, p.first_row, piece.clone()) for p, piece in zip(learner.weights.parts, pieces) if p.written]
+    found = {}
+    for name, first_row, piece in sorted((p for rank in distributed.gather(mine) for p in rank), key=lambda p: p[:2]):
+        assert first_row == len(found.get(name, ())) or not len(piece)
+        found[name] = torch.cat([found[name], piece]) if name in found else piece
+    return found
+
+
+def trained(make, config, groups) -> tuple[list[dict], list[dict], dict, Probe]:
+    """(metrics, applied gradients, weights afterwards, learner) of two updates on this rank's groups."""
+    learner = probe(make, config)
+    credit = METHODS["grpo"].credit(groups, [], [], config)
+    metrics = [learner.update(groups, credit, step) for step in (1, 2)]
+    sizes = [master.numel() for master in learner.weights.masters]
+    gradients = [
+        whole(learner, [part.view_as(m) for part, m in zip(flat.split(sizes), learner.weights.masters)])
+        for flat in learner.applied
+    ]
+    return metrics, gradients, whole(learner, learner.weights.masters), learner
+
+
+@pytest.fixture(scope="module")
+def groups() -> list[Group]:
+    player = Player(Engine(toy_model(), 32, 96), toy_chat(), ToySuite(tasks=4), PLAIN)
+    groups = player.rollouts(list(enumerate(player.suite.tasks("train"))), 1, [8, 5, 8, 3])
+    assert sum(len({t.reward for t in g.trajectories}) > 1 for g in groups) >= 3
+    return groups
+
+
+@pytest.fixture(scope="module")
+def alone(groups) -> dict:
+    """What one process without a process group computes."""
+    return {id(config): trained(Replicate, config, groups)[:3] for config in (PLAIN, SECOND)}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Where the ranks of each size leave checkpoints for the next, and what they hold."""
+    return tmp_path_factory.mktemp("saved")
+
+
+def on_ranks(world: int, path, work, *arguments) -> None:
+    """Runs work(rank, world, *arguments) in forked processes of one group, which meet at `path`; raises what they do."""
+    path.unlink(missing_ok=True)
+    context = mp.start_processes(enter, (world, path, work, arguments), nprocs=world, join=False, start_method="fork")
+    deadline = time.monotonic() + 240
+    while not context.join(timeout=5):
+        if time.monotonic() > deadline:
+            for process in context.processes:
+                process.kill()
+            raise TimeoutError(f"{work.__name__} hangs on {world} ranks")
+
+
+def enter(rank: int, world: int, path, work, arguments) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world)
+    work(rank, world, *arguments)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def assert_close(found: dict, expected: dict, relative: float = 1e-5) -> None:
+    assert set(found) == set(expected)
+    for name, want in expected.items():
+        assert (found[name] - want).norm() <= relative * want.norm() + 1e-9, name
+
+
+CUTS = {
+    "alternate": lambda groups, rank, world: groups[rank::world],
+    "uneven": lambda groups, rank, world: groups[:1] if rank == world - 1 else groups[1:] if rank == 0 else [],
+    "idle": lambda groups, rank, world: groups if rank == 0 else [],
+}
+CASES = [
+    ("replicate", Replicate, "alternate", {}),
+    ("replicate", Replicate, "idle", {}),
+    ("shard", Shard, "uneven", {}),
+    ("shard", Shard, "idle", {"activation_checkpointing": True}),
+]
+
+
+def compare(rank, world, groups, alone, saved) -> None:
+    for name, make, cut, fields in CASES:
+        config = dataclasses.replace(PLAIN, **fields)
+        mine = CUTS[cut](groups, rank, world) if world > 1 else groups
+        metrics, gradients, weights, learner = trained(make, config, mine)
+        same_as_alone(metrics, gradients, weights, alone[id(PLAIN)])
+        self_check(learner.engine)  # the engine and the model's own forward see the new weights
+        for key, p in learner.weights.model.named_parameters():
+            assert torch.equal(p, weights[key]), f"{name}: {key} is not what was trained"
+    metrics, gradients, weights, learner = trained(Shard, SECOND, CUTS["alternate"](groups, rank, world))
+    same_as_alone(metrics, gradients, weights, alone[id(SECOND)])
+    exchange(world, learner, saved)
+
+
+def same_as_alone(metrics, gradients, weights, expected) -> None:
+    expected_metrics, expected_gradients, expected_weights = expected
+    for found, want in zip(metrics, expected_metrics):
+        assert found == {k: pytest.approx(v, rel=1e-5, abs=1e-7) for k, v in want.items()}
+    for found, want in zip(gradients, expected_gradients, strict=True):
+        assert_close(found, want)
+        squares = sum(g.double().square().sum() for g in found.values())
+        assert squares.sqrt() == pytest.approx(PLAIN.max_grad_norm, rel=1e-3)  # it was scaled down
+    assert_close(weights, expected_weights)
+
+
+def exchange(world, learner, saved) -> None:
+    """Saves with this number of ranks; every checkpoint so far, of other numbers, is read back bit for bit."""
+    moments = ("exp_avg", "exp_avg_sq")
+    state = {m: whole(learner, [learner.optimizer.state[p][m] for p in learner.weights.masters]) for m in moments}
+    checkpoint.save(saved / str(world), 2, learner, toy_tokenizer(), 1)
+    if distributed.main():
+        torch.save({"masters": whole_weights(learner), **state}, saved / f"{world}.pt")
+    distributed.gather(None)
+    for path in sorted(saved.glob("*.pt")):
+        reads_back(path, Shard)
+
+
+def whole_weights(learner) -> dict:
+    return {name: p.detach().clone() for name, p in learner.weights.model.named_parameters()}
+
+
+def reads_back(path, make) -> None:
+    want = torch.load(path)
+    found = checkpoint.latest(path.with_suffix(""))
+    weights = make(load_policy(found[0] / "model", "float32", CPU)[0])
+    weights.gather()
+    learner = Learner(weights, Engine(weights.model, 1, 8), SECOND)
+    checkpoint.restore_optimizer(*found, learner)
+    masters = learner.weights.masters
+    for moment in ("exp_avg", "exp_avg_sq"):
+        read = whole(learner, [learner.optimizer.state[p][moment] for p in masters])
+        assert all(torch.equal(read[name], tensor) for name, tensor in want[moment].items())
+    read = whole(learner, masters)
+    assert set(read) == set(want["masters"])
+    assert all(torch.equal(read[name], tensor) for name, tensor in want["masters"].items())
+    assert {int(state["step"]) for state in learner.optimizer.state.values()} == {4}
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_ranks_train_what_one_process_trains(world, groups, alone, saved):
+    """Loss, gradients, weights, with unequal numbers of groups, micro-batches and tokens, and ranks that have none.
+    And each size reads the checkpoints of the sizes before it, with weights and optimizer bit for bit."""
+    on_ranks(world, saved / "meet", compare, groups, alone, saved)
+
+
+def test_one_process_reads_what_any_number_of_ranks_wrote(saved):
+    assert sorted(path.name for path in saved.glob("*.pt")) == ["1.pt", "2.pt", "4.pt"]
+    for path in saved.glob("*.pt"):
+        reads_back(path, Replicate)
+
+
+def in_bfloat16(rank, world, groups, path) -> None:
+    """bfloat16 in the forward of engine and trainer, float32 for masters, decays and the sums over ranks."""
+    config = dataclasses.replace(PLAIN, dtype="bfloat16", lr=1e-5, activation_checkpointing=True)
+    credit = METHODS["grpo"].credit(mine := CUTS["uneven"](groups, rank, world), [], [], config)
+    learner = probe(lambda model: Shard(model, torch.bfloat16), config)
+    start = whole(learner, learner.weights.masters)
+    for step in range(1, 21):
+        learner.update(mine, credit, step)
+    checkpoint.save(path, 20, learner, toy_tokenizer(), 1)
+    assert {master.dtype for master in learner.weights.masters} == {torch.float32}
+    reached = whole(learner, learner.weights.masters)
+    moved = max((reached[name] - start[name]).abs().max() for name in start)
+    assert moved == pytest.approx(20 * 1e-5, rel=0.1)  # a step is far below what bfloat16 resolves at 1
+    for name, p in learner.weights.model.named_parameters():
+        assert torch.equal(p, reached[name].to(torch.float32 if name.endswith(FLOAT32) else torch.bfloat16))
+    self_check(learner.engine)
+
+    found = checkpoint.latest(path)
+    weights = Shard(load_policy(found[0] / "model", "float32", CPU)[0], torch.bfloat16)
+    weights.gather()
+    resumed = Probe(weights, Engine(weights.model, 4, 96), config, None)
+    checkpoint.restore_optimizer(*found, resumed)
+    for each in (learner, resumed):
+        each.update(mine, credit, 21)
+    assert all(torch.equal(a, b) for a, b in zip(learner.weights.masters, resumed.weights.masters))
+
+
+def test_shards_train_in_bfloat16_with_float32_masters(groups, tmp_path):
+    on_ranks(2, tmp_path / "meet", in_bfloat16, groups, tmp_path)
