@@ -26,7 +26,7 @@ from prover_mini.engine import Engine, self_check
 from prover_mini.errors import UserError
 from prover_mini.evaluate import evaluate, make_panel
 from prover_mini.files import read_metrics
-from prover_mini.judge import JUDGES
+from prover_mini.judge import JUDGES, FailureWatch
 from prover_mini.metrics import step_metrics, step_sums
 from prover_mini.model import paths, policy_path
 from prover_mini.records import records
@@ -59,11 +59,14 @@ def train(config: Config, given: dict) -> None:
     budgets = recorded_budgets(config) if config.budget_run else {}
 
     player = Player(engine, chat, suite, config)
-    run = Run(run_dir, config, done)  # the first to write anything
-    player.report = run.episodes
-    judge, method = JUDGES[config.judge](config), METHODS[config.credit]
+    judge, method = JUDGES[config.judge](config, player), METHODS[config.credit]
     measures_budget = config.budget_matched and not config.budget_run
     proposes, verifies = method.proposes or measures_budget, method.verifies or measures_budget
+    if proposes:
+        distributed.first(judge.prepare)
+    watch = FailureWatch(config, run_dir)
+    run = Run(run_dir, config, done)  # the first to write anything
+    player.report = run.episodes
     successes = []
     run.say(f"{parallel.describe(weights)}; {paths(weights.model, device)}")
 
@@ -81,6 +84,7 @@ def train(config: Config, given: dict) -> None:
         with run.phase("judge"):
             answers = judge.propose(candidates, step) if proposes else []
             segments = [answer for answer in answers if isinstance(answer, Segment)]
+            run.judged(step, judge.take_records())
 
         with run.phase("verify"):
             verification = verify(player, segments, config) if verifies else Verification()
@@ -106,6 +110,7 @@ def train(config: Config, given: dict) -> None:
         trajectories = records(groups, credit, segments, verification.verdicts, chat, config.record_groups)
         run.log(row, trajectories, evaluation)
         run.check(row, groups, credit)
+        watch.check(row)
 
         groups = candidates = answers = segments = verification = credit = None  # with the states that they hold
 

@@ -143,7 +143,7 @@ def without_reuse(player: Player, boundaries: list[tuple[Trajectory, int]]) -> N
                     lambda _, t=trajectory, n=turn, k=k: t.before(n, k, "alone"), 1, here.observation, here.env_state
                 )
             )
-    player._play(origins, 1.0, keep_states=False, label="alone")
+    player.play(origins, 1.0, label="alone")
 
 
 def main() -> None:

@@ -86,7 +86,36 @@ class Config:
     )
     # credit
     credit: str = option("prover", "Credit method.", "prover_mini.credit.METHODS")
-    judge: str = option("divergence", "Who proposes the segment.", "prover_mini.judge.JUDGES")
+    judge: str = option(
+        "divergence",
+        "Who proposes the segment: two algorithms without a language model, the policy itself, or a model behind a server.",
+        "prover_mini.judge.JUDGES",
+    )
+    judge_url: str = option(
+        "",
+        "endpoint: address of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1; the key is read from "
+        "OPENAI_API_KEY.",
+    )
+    judge_model: str = option(
+        "",
+        "endpoint: the server's name of the model; policy: local directory of a model that judges instead of the "
+        "policy's own weights.",
+    )
+    judge_temperature: float = option(0.7, "endpoint, policy: sampling temperature of the judge; 0 is greedy.")
+    judge_tokens: int = option(4096, "endpoint, policy: tokens of one reply of the judge, its thoughts included.")
+    judge_context_tokens: int = option(
+        32768,
+        "endpoint, policy: tokens of a whole conversation with the judge; what it is shown is shortened to fit. The "
+        "policy's own weights take max_context_tokens at most.",
+    )
+    judge_tool_calls: int = option(8, "endpoint, policy: looks at the failed runs that the judge may take per proposal.")
+    judge_timeout: float = option(
+        120.0, "Seconds that a proposal may take (endpoint), or all proposals of a step together (policy)."
+    )
+    judge_concurrency: int = option(8, "Proposals of one rank that an endpoint or a judge_model works on at a time.")
+    judge_max_failures: float = option(
+        0.5, "Stop when more than this share of the last calls of the judge (about 32) failed; 1 never stops."
+    )
     credit_weight: float = option(1.0, "Lambda: weight of a verified segment's delta.")
     continuations: int = option(8, "K: continuations sampled from each of the two boundaries of a segment.")
     max_segment_turns: int = option(4, "Longest segment, in turns (the divergence judge proposes single turns).")
@@ -190,6 +219,18 @@ class Config:
             )
         if self.budget_run and not self.budget_matched:
             raise UserError(f"--budget-run {self.budget_run}: says how much --budget-matched spends; add that")
+        if self.judge == "endpoint" and not (self.judge_url and self.judge_model):
+            raise UserError("--judge endpoint needs --judge-url and --judge-model: which server, and which of its models")
+        if self.judge_url and self.judge != "endpoint":
+            raise UserError(f"--judge-url {self.judge_url}: is asked by --judge endpoint only; add that")
+        if self.judge_model and self.judge not in ("endpoint", "policy"):
+            raise UserError(f"--judge-model {self.judge_model}: is used by --judge endpoint and policy only")
+        if self.judge_context_tokens <= self.judge_tokens and self.judge == "endpoint":
+            raise UserError(
+                f"--judge-context-tokens {self.judge_context_tokens}: must be above --judge-tokens {self.judge_tokens}"
+            )
+        if self.judge_max_failures > 1:
+            raise UserError(f"--judge-max-failures {self.judge_max_failures}: is a share, at most 1")
         if 0 < self.dual_clip <= 1:
             raise UserError(f"--dual-clip {self.dual_clip}: must be above 1, or 0 for none")
         if self.sequential >= 0.5:
@@ -205,6 +246,8 @@ MINIMA = {
     "slots": 1, "topk": 1, "eval_every": 1, "save_every": 1, "keep_checkpoints": 1, "max_bad_steps": 1, "rank_timeout": 1, "env_timeout": 1,
     "credit_weight": 0, "kl_coef": 0, "lr": 0, "eval_temperature": 0, "eval_tasks": 0, "state_cache_mb": 0,
     "max_context_tokens": 1, "warmup_steps": 0, "adam_beta2": 0, "weight_decay": 0, "clip_low": 0, "clip_high": 0,
+    "judge_temperature": 0, "judge_tokens": 1, "judge_context_tokens": 1, "judge_tool_calls": 0, "judge_timeout": 0.01,
+    "judge_concurrency": 1, "judge_max_failures": 0,
     "record_groups": 0, "dual_clip": 0, "importance_cap": 0, "invalid_penalty": 0, "temperature": 0.01, "max_grad_norm": 1e-6,
     "sequential": 0, "shrinkage": 0,
 }  # fmt: skip

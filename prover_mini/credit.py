@@ -58,6 +58,17 @@ def segment_error(trajectory: Trajectory, first_turn: int, last_turn: int, max_t
     return ""
 
 
+def valid_segments(trajectory: Trajectory, max_turns: int) -> list[tuple[int, int]]:
+    """All (first, last) that may be credited."""
+    horizon = len(trajectory.turns)
+    return [
+        (first, last)
+        for first in range(horizon)
+        for last in range(first, min(first + max_turns, horizon))
+        if not segment_error(trajectory, first, last, max_turns)
+    ]
+
+
 @dataclass(frozen=True)
 class Credit:
     """Rows in the order of `batch(groups)`: advantage_B [B] and credit_BN [B, longest horizon], float64."""

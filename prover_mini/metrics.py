@@ -6,7 +6,8 @@ from collections import Counter
 
 from prover_mini import distributed
 from prover_mini.config import Config
-from prover_mini.judge import Answer, Failure, Usage
+from prover_mini.judge import Answer, Usage
+from prover_mini.judge.base import FAILURES
 from prover_mini.stopping import null_rate
 from prover_mini.trajectory import Group, Segment
 from prover_mini.verify import Verification
@@ -49,7 +50,7 @@ def step_sums(
         eligible=len(candidates),
         proposed=sum(isinstance(a, Segment) for a in answers),
         judge_calls=usage.calls,
-        judge_failures=sum(isinstance(a, Failure) for a in answers),
+        **{f"{FAILURES}{reason}": n for reason, n in usage.failures.items()},
         judge_prompt=usage.prompt_tokens,
         judge_reply=usage.reply_tokens,
         verified=len(verification.verdicts),
@@ -97,7 +98,8 @@ def step_metrics(step: int, sums: Counter, update: dict[str, float], times: dict
         "env/truncated_rate": per("truncated", "healthy"),
         "env/invalid_action_rate": per("invalid", "turns"),
         "judge/calls": s["judge_calls"],
-        "judge/failures": s["judge_failures"],
+        "judge/failures": sum(n for name, n in s.items() if name.startswith(FAILURES)),
+        **{name: n for name, n in sorted(s.items()) if name.startswith(FAILURES)},
         "judge/prompt_tokens": s["judge_prompt"],
         "judge/reply_tokens": s["judge_reply"],
         "prover/eligible": s["eligible"],

@@ -90,7 +90,7 @@ class Player:
             [(task, n, partial(seed_of, index, task)) for (index, task), n in zip(tasks, copies)], first_sample
         )
         self.state_bytes = 0
-        self._play(origins, self.config.temperature, keep_states, label="rollout")
+        self.play(origins, self.config.temperature, keep_states, label="rollout")
         return [Group(index, task, o.results) for (index, task), o in zip(tasks, origins)]
 
     def continuations(self, places: list[tuple[Trajectory, int, str]], numbers: range) -> list[list[Trajectory]]:
@@ -108,7 +108,7 @@ class Player:
                 return trajectory.before(turn, seed, f"{branch} {numbers[k]}")
 
             origins.append(Origin(spawn, len(numbers), here.observation, here.env_state, here.engine_state))
-        self._play(origins, self.config.temperature, keep_states=False, label="verify")
+        self.play(origins, self.config.temperature, label="verify")
         return [origin.results for origin in origins]
 
     def _recompute_states(self, places: list[tuple[Trajectory, int]]) -> None:
@@ -139,7 +139,7 @@ class Player:
         origins = self._beginnings(
             [(task, 1, lambda k, task=task: derive(self.config.seed, "evaluation", task.id)) for task in tasks]
         )
-        self._play(origins, temperature, keep_states=False, label="evaluate")
+        self.play(origins, temperature, label="evaluate")
         return [origin.results[0] for origin in origins]
 
     def _beginnings(
@@ -174,7 +174,9 @@ class Player:
 
     # how it is played ----------------------------------------------------------------------------------------------
 
-    def _play(self, origins: list[Origin], temperature: float, keep_states: bool, label: str) -> None:
+    def play(self, origins: list[Origin], temperature: float, keep_states: bool = False, label: str = "") -> None:
+        """Plays every copy of every origin to its end; `Origin.results` has them. `report` is called after every move,
+        and may raise to end the play, which leaves the results as they are."""
         free = list(range(self.engine.slots))[::-1]
         waiting = deque((origin, k) for origin in origins for k in range(origin.copies))
         total = len(waiting)

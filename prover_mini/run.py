@@ -3,6 +3,7 @@
     runs/NAME/config.json, command.txt, git.txt      what was run; launch.txt, by which torchrun
     runs/NAME/metrics.jsonl                          one object per step
     runs/NAME/rollouts/step_000010.jsonl             one object per trajectory
+    runs/NAME/judge/step_000010.jsonl                one object per proposal, with all that was asked and answered
     runs/NAME/eval/step_000010.json                  one evaluation of the panel
     runs/NAME/checkpoints/, latest, best             checkpoint.py
 
@@ -51,6 +52,10 @@ EXTENDABLE = {
     "env_timeout",
     "parallel",
     "activation_checkpointing",
+    "judge_url",
+    "judge_timeout",
+    "judge_concurrency",
+    "judge_max_failures",
 }
 
 
@@ -199,7 +204,7 @@ class Run:
         write_text(self.path / "git.txt", git_state())
         rows = [row for row in read_metrics(self.path / "metrics.jsonl") if row["step"] <= done]
         write_text(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-        for file in [*self.path.glob("rollouts/step_*"), *self.path.glob("eval/step_*")]:
+        for file in [f for folder in ("rollouts", "judge", "eval") for f in self.path.glob(f"{folder}/step_*")]:
             if file.stem > step_name(done):
                 file.unlink()
         for checkpoint in self.path.glob("checkpoints/step_*"):
@@ -261,6 +266,7 @@ class Run:
             f"step {row['step']:4d}/{self.config.steps}  success {row['success_rate']:.3f}  "
             + (f"{credited}  " if proposed else "")
             + (f"{verdict}  " if (verdict := verdict_line(trajectories)) else "")
+            + (f"judge failed {row['judge/failures']} of {row['judge/calls']}  " if row["judge/failures"] else "")
             + (f"{row['env/error_rate']:.1%} of episodes failed by errors  " if row["env/error_rate"] else "")
             + f"loss {row['loss/policy']:+.4f}  grad {row['grad_norm']:.3f}  {row['time/total']:.1f} s"
         )
@@ -285,6 +291,14 @@ class Run:
         """Says how to go on after a stop between steps."""
         self.close()
         self.say(f"stopped by SIGTERM after step {step} of {self.config.steps}, saved; go on with --run-dir {self.path} --resume")
+
+    def judged(self, step: int, proposals: list[dict] | None) -> None:
+        """Writes what a judge was asked and answered, of all ranks, before anything is made of it; None: it asks nobody."""
+        if proposals is None:
+            return
+        everywhere = sorted((p for part in distributed.gather(proposals) for p in part), key=lambda p: p["group"])
+        if everywhere:
+            self.write(f"judge/{step_name(step)}.jsonl", "".join(json.dumps(p) + "\n" for p in everywhere))
 
     def keep_batch(self, step: int, groups: list[Group], credit: Credit) -> None:
         """The exact tokens and advantages of a step that was skipped, for inspection (rank 0's part)."""

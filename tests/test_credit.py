@@ -8,9 +8,9 @@ import torch
 
 from envs.base import Task
 from prover_mini.credit import (
-    METHODS, batch, eligible, group_advantage, rloo_advantage, segment_error, shrunk_delta,
+    METHODS, batch, eligible, group_advantage, rloo_advantage, segment_error, shrunk_delta, valid_segments,
 )  # fmt: skip
-from prover_mini.judge import DivergenceJudge, Failure, RandomJudge, valid_segments
+from prover_mini.judge import DivergenceJudge, Failure, RandomJudge
 from prover_mini.trajectory import OFF_POLICY, Group, Segment, Trajectory, Verdict
 from prover_mini.update import token_advantages
 from tests.toys import toy_config

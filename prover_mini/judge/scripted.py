@@ -4,21 +4,10 @@ from __future__ import annotations
 
 import random
 
-from prover_mini.credit import segment_error
+from prover_mini.credit import valid_segments
 from prover_mini.judge.base import Answer, Judge
 from prover_mini.seeds import derive
-from prover_mini.trajectory import Group, Segment, Trajectory
-
-
-def valid_segments(trajectory: Trajectory, max_turns: int) -> list[tuple[int, int]]:
-    """All (first, last) that may be credited."""
-    horizon = len(trajectory.turns)
-    return [
-        (first, last)
-        for first in range(horizon)
-        for last in range(first, min(first + max_turns, horizon))
-        if not segment_error(trajectory, first, last, max_turns)
-    ]
+from prover_mini.trajectory import Group, Segment
 
 
 class RandomJudge(Judge):
