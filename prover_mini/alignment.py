@@ -78,7 +78,10 @@ def measure(base: Config, methods: dict[str, Config], batches: int, say: Callabl
     self_check(engine)
     player = Player(engine, Chat(tokenizer, suite.instructions, base.max_observation_tokens), suite, base)
     learner = Learner(model, engine, base)
-    judges = {name: JUDGES[config.judge](config) for name, config in methods.items()}
+    judges = {name: JUDGES[config.judge](config, player) for name, config in methods.items()}
+    for name, config in methods.items():
+        if METHODS[config.credit].proposes:
+            distributed.first(judges[name].prepare)
     tasks, out = suite.tasks("train"), Measured()
 
     for step in range(1, batches + 1):

@@ -51,7 +51,7 @@ METHODS = {
     "grpo": ["--credit", "grpo"],
     "budget": ["--credit", "grpo", "--budget-matched"],
     "prover": ["--credit", "prover"],
-    "random": ["--credit", "prover", "--judge", "random"],
+    "random": ["--credit", "prover", "--judge", "random", "--judge-url", "", "--judge-model", ""],
     "judge_reward": ["--credit", "judge_reward"],
 }
 OWN = ("seed", "run_dir", "resume", "budget_run")  # what a cell's place in the study decides

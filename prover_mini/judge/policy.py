@@ -55,7 +55,10 @@ class PolicyJudge(AgenticJudge):
         c = self.config
         if not Path(c.judge_model).is_dir():
             raise UserError(f"--judge-model {c.judge_model}: no such directory")
-        model, tokenizer = load_policy(c.judge_model, c.dtype, self.player.engine.device)
+        try:
+            model, tokenizer = load_policy(c.judge_model, c.dtype, self.player.engine.device)
+        except UserError as error:
+            raise UserError(str(error).replace("--model", "--judge-model")) from None
         engine = Engine(model, c.judge_concurrency, c.judge_context_tokens)
         self_check(engine)
         return engine, tokenizer
