@@ -28,14 +28,14 @@ import numpy as np
 import torch
 
 from envs import load_suite
-from prover_mini import distributed
+from prover_mini import distributed, parallel
 from prover_mini.chat import Chat
 from prover_mini.config import Config, dashed
 from prover_mini.credit import METHODS, Credit, eligible
 from prover_mini.engine import Engine, self_check
 from prover_mini.errors import UserError
 from prover_mini.judge import JUDGES
-from prover_mini.model import load_policy, policy_path
+from prover_mini.model import policy_path
 from prover_mini.rollout import Player
 from prover_mini.schedule import tasks_of_step
 from prover_mini.stopping import null_rate
@@ -54,7 +54,8 @@ CREDIT = (*PROPOSAL, *VERIFICATION, "credit", "credit_weight", "credit_std", "sh
 
 @dataclass
 class Measured:
-    """Gradients of the batches [n, D] and what drawing them took; per method its C_i [n, D] and its counts."""
+    """Gradients of the batches [n, D], as far as this rank has them alone, and what drawing them took; per method its
+    C_i [n, D] and its counts over all ranks."""
 
     plain: list[torch.Tensor] = field(default_factory=list)
     added: dict[str, list[torch.Tensor]] = field(default_factory=dict)
@@ -73,11 +74,15 @@ def measure(base: Config, methods: dict[str, Config], batches: int, say: Callabl
     check(base, methods)
     device = distributed.start(base.device, base.rank_timeout)
     suite = distributed.first(lambda: load_suite(base.env, base))
-    model, tokenizer = load_policy(policy_path(base), base.dtype, device)
-    engine = Engine(model, base.slots, base.max_context_tokens)
+    weights, tokenizer = parallel.load(policy_path(base), base, device)
+    engine = Engine(weights.model, base.slots, base.max_context_tokens)
     self_check(engine)
     player = Player(engine, Chat(tokenizer, suite.instructions, base.max_observation_tokens), suite, base)
-    learner = Learner(model, engine, base)
+    learner = Learner(weights, engine, base)
+
+    def gradient(groups: list[Group], credit: Credit) -> torch.Tensor:
+        return sketch(weights.own(learner.gradient(groups, credit)))
+
     judges = {name: JUDGES[config.judge](config, player) for name, config in methods.items()}
     for name, config in methods.items():
         if METHODS[config.credit].proposes:
@@ -89,7 +94,7 @@ def measure(base: Config, methods: dict[str, Config], batches: int, say: Callabl
         keep = any(METHODS[config.credit].verifies for config in methods.values())
         groups = player.rollouts(mine, step, [base.group_size] * len(mine), keep_states=keep)
         outcome = METHODS["grpo"].credit(groups, [], [], base)
-        out.plain.append(sketch(learner.gradient(groups, outcome)))
+        out.plain.append(gradient(groups, outcome))
         trajectories = [t for g in groups for t in g.healthy]
         rollout = Counter(
             tokens=sum(t.policy_tokens for t in trajectories),
@@ -103,7 +108,7 @@ def measure(base: Config, methods: dict[str, Config], batches: int, say: Callabl
             segments, verification, counts = evidence_of(config, judges[name], player, groups, step, evidence)
             credit = METHODS[config.credit].credit(groups, segments, verification.verdicts, config)
             bonus = Credit(credit.advantage_B - outcome.advantage_B, credit.credit_BN - outcome.credit_BN)
-            out.added.setdefault(name, []).append(sketch(learner.gradient(groups, bonus)))
+            out.added.setdefault(name, []).append(gradient(groups, bonus))
             add(out.counts, name, counts)
         total = out.counts[""]
         say(
@@ -173,16 +178,18 @@ def sketch(gradient: torch.Tensor, size: int = SKETCH) -> torch.Tensor:
 
 
 class Geometry:
-    """The statistics above, from the inner products of all gradients, for any subset of the batches."""
+    """The statistics above, from the inner products of all gradients, for any subset of the batches. All ranks have to
+    make one together: each has a part of the gradients."""
 
     def __init__(self, plain: list[torch.Tensor], added: dict[str, list[torch.Tensor]]):
         G_nD = torch.stack(plain).double()
         self.n, self.names = len(plain), list(added)
-        self.GG_nn = (G_nD @ G_nD.T).numpy()
+        self.GG_nn = distributed.sum_(G_nD @ G_nD.T).numpy()
         self.CG_nn, self.CC_n = {}, {}
         for name in self.names:
             C_nD = torch.stack(added[name]).double()
-            self.CG_nn[name], self.CC_n[name] = (C_nD @ G_nD.T).numpy(), C_nD.square().sum(1).numpy()
+            self.CG_nn[name] = distributed.sum_(C_nD @ G_nD.T).numpy()
+            self.CC_n[name] = distributed.sum_(C_nD.square().sum(1)).numpy()
 
     def cosines(self, batches: list[int], method: str = "", weight: float = 0.0) -> np.ndarray:
         """cos(G_i + weight C_i, R_i) for each i of `batches`, R_i being the mean of the others."""

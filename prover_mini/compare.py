@@ -305,10 +305,11 @@ def align(args: argparse.Namespace, common: list[str], methods: dict[str, list[s
         return 0
     begun, cpu = time.perf_counter(), time.process_time()
     measured = alignment.measure(base, configs, args.batches, lambda text: distributed.main() and print(text, flush=True))
+    rows = alignment.results(measured, args.weights)
     if distributed.main():
         seconds = {"wall": time.perf_counter() - begun, "cpu": time.process_time() - cpu}
         line = shlex.join([*sys.orig_argv[:1], "-m", "prover_mini.compare", *sys.argv[1:]])
-        report_alignment(out, alignment.results(measured, args.weights), base, configs, line, args.batches, seconds)
+        report_alignment(out, rows, base, configs, line, args.batches, seconds)
     return 0
 
 

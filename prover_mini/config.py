@@ -124,7 +124,7 @@ class Config:
     sequential: float = option(
         0.0,
         "Sample a segment's continuations in rounds, 2 + 2 first, and stop when the sign that K would show is settled "
-        "but for a chance of this (0.2 is a good one); 0 samples all at once.",
+        "but for a chance of this (0.1 to 0.2 are sensible); 0 samples all at once.",
     )
     shrinkage: float = option(
         0.0, "Shrink delta towards 0 by this many times its variance over delta (1 is the James-Stein form); 0 is off."

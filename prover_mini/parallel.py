@@ -112,6 +112,10 @@ class Replicate:
         """The norm of the whole model's gradient, from what `gradient` returned."""
         return gradient.norm().item()
 
+    def own(self, gradient: Tensor) -> Tensor:
+        """What no other rank has of it: sums over ranks count each coordinate once."""
+        return gradient if distributed.main() else gradient[:0]
+
     @torch.no_grad()
     def publish(self) -> None:
         """Makes stepped masters the weights of the next forward."""
@@ -193,6 +197,9 @@ class Shard:
         shards, whole = gradient[: self._shard_numel], gradient[self._shard_numel :]
         squares = distributed.sum_(torch.linalg.vector_norm(shards, dtype=torch.float64).square())
         return (squares + torch.linalg.vector_norm(whole, dtype=torch.float64).square()).sqrt().item()
+
+    def own(self, gradient: Tensor) -> Tensor:
+        return gradient if distributed.main() else gradient[: self._shard_numel]
 
     def publish(self) -> None:
         """Drops what is gathered from the weights before the step."""

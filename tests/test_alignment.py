@@ -6,16 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from prover_mini import alignment
+from prover_mini import alignment, parallel
 from prover_mini.alignment import Geometry, check, measure, results, sketch, table
 from prover_mini.credit import METHODS, eligible
 from prover_mini.engine import Engine
 from prover_mini.errors import UserError
 from prover_mini.judge import JUDGES
+from prover_mini.parallel import Replicate, Shard
 from prover_mini.rollout import Player
 from prover_mini.schedule import tasks_of_step
 from prover_mini.update import Learner
 from prover_mini.verify import verify
+from tests.test_parallel import on_ranks
 from tests.toys import ToySuite, toy_chat, toy_config, toy_model, toy_tokenizer
 
 
@@ -85,8 +87,11 @@ def test_sketches_keep_inner_products(monkeypatch):
 def toys(monkeypatch) -> ToySuite:
     suite = ToySuite(turns=3, needed=2, tasks=12)
     monkeypatch.setattr(alignment, "load_suite", lambda name, config: suite)
-    monkeypatch.setattr(alignment, "load_policy", lambda *arguments: (toy_model(), toy_tokenizer()))
+    monkeypatch.setattr(parallel, "load", lambda *arguments: (Replicate(toy_model()), toy_tokenizer()))
     return suite
+
+
+MIXED = toy_config(slots=32, max_successes=5, temperature=2.0)  # hot enough for mixed outcomes
 
 
 class Probe(Learner):
@@ -109,7 +114,7 @@ def test_gradients_are_those_of_training_steps(toys):
     measured = measure(base, methods, 4, said.append)
     assert len(said) == len(measured.plain) == 4
     engine = Engine(toy_model(), base.slots, base.max_context_tokens)
-    player, learner = Player(engine, toy_chat(), toys, base), Probe(engine.model, engine, base)
+    player, learner = Player(engine, toy_chat(), toys, base), Probe(Replicate(engine.model), engine, base)
     moved = 0
     for step in (1, 4):
         mine = tasks_of_step(toys.tasks("train"), step, base)
@@ -127,7 +132,7 @@ def test_gradients_are_those_of_training_steps(toys):
 
 
 def test_counts_are_those_of_a_method_on_its_own(toys):
-    base = toy_config(slots=32, max_successes=5, temperature=2.0)
+    base = MIXED
     methods = {"prover": base, "again": replace(base, shrinkage=1.0), "random": replace(base, judge="random")}
     together = measure(base, methods, 4, lambda text: None)
     for name in ("again", "random"):
@@ -142,6 +147,27 @@ def test_counts_are_those_of_a_method_on_its_own(toys):
     assert rows[2]["tokens"] == rows[0]["tokens"] * (1 + rows[2]["extra_tokens"])
     lines = table(rows)
     assert len(lines) == 1 + len(rows) and len({len(line) for line in lines}) == 1
+
+
+def ranks_measure(rank: int, world: int, path) -> None:
+    rows = {}
+    for make in (Replicate, Shard):
+        parallel.load = lambda *arguments, make=make: (gathered(make(toy_model())), toy_tokenizer())
+        rows[make.__name__] = results(measure(MIXED, {"prover": MIXED}, 4, lambda text: None), [2.0])
+    torch.save(rows, f"{path}/{rank}.pt")
+
+
+def gathered(weights):
+    weights.gather()
+    return weights
+
+
+def test_two_ranks_whole_or_in_shards_measure_what_one_does(toys, tmp_path):
+    alone = results(measure(MIXED, {"prover": MIXED}, 4, lambda text: None), [2.0])
+    on_ranks(2, tmp_path / "meet", ranks_measure, tmp_path)
+    for rank in range(2):
+        for rows in torch.load(tmp_path / f"{rank}.pt").values():
+            assert [{k: v if isinstance(v, str) else pytest.approx(v, abs=1e-5) for k, v in row.items()} for row in alone] == rows
 
 
 def test_only_credit_may_differ():
