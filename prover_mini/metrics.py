@@ -50,7 +50,7 @@ def step_sums(
         eligible=len(candidates),
         proposed=sum(isinstance(a, Segment) for a in answers),
         judge_calls=usage.calls,
-        **{f"{FAILURES}{reason}": n for reason, n in usage.failures.items()},
+        **{FAILURES + reason.replace(" ", "_"): n for reason, n in usage.failures.items()},
         judge_prompt=usage.prompt_tokens,
         judge_reply=usage.reply_tokens,
         verified=len(verification.verdicts),

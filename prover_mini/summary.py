@@ -33,6 +33,9 @@ def closing_table(path: Path, rows: list[dict], config: Config) -> Table:
     table.add_row("credit", method + (", budget matched" if config.budget_matched else ""))
     counts = f"{f['eligible']} / {f['proposed']} / {f['verified']} of {len(rows) * config.groups_per_step}"
     table.add_row("groups: eligible / proposed / verified", counts)
+    if f["judge_tokens"] or f["judge_failures"]:
+        asked = f"{f['judge_calls']} / {f['judge_failures']} / {f['judge_tokens']}"
+        table.add_row("judge: calls / failures / tokens", asked)
     if f["verified"]:
         table.add_row("acceptance / chance alone", f"{f['acceptance']:.3f} / {f['chance']:.3f}")
     tokens = f"{f['rollout_tokens']} / {f['continuation_tokens']} (+{f['token_overhead']:.1%})"

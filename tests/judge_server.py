@@ -57,7 +57,7 @@ class Server:
                 if self.path != "/v1/chat/completions":
                     return self.error(404, f"no route {self.path}")
                 if self.headers["Authorization"] != f"Bearer {KEY}":
-                    return self.error(401, "Incorrect API key provided")
+                    return self.error(401, f"Incorrect API key provided: {self.headers['Authorization']}")
                 if refused := [name for name in server.refuses if name in request]:
                     return self.error(422, f"Unsupported fields in the request: {refused}" if server.names else "Sorry")
                 if problem := protocol_error(request):

@@ -10,7 +10,7 @@ from prover_mini.errors import UserError
 
 PUBLIC = """env model credit judge steps groups_per_step group_size continuations credit_weight max_segment_turns
 max_successes max_turns temperature lr clip_low clip_high kl_coef aggregation advantage_std budget_matched seed device
-dtype run_dir resume eval_every save_every data corpus retriever_url""".split()
+dtype run_dir resume eval_every save_every data corpus retriever_url judge_url judge_model""".split()
 
 
 def test_public_fields_are_there_with_a_sentence_each():
@@ -64,6 +64,15 @@ def test_help_names_every_field(capsys):
         (["--adam-beta2", "1"], "--adam-beta2 1.0: must be below 1"),
         (["--max-context-tokens", "0"], "--max-context-tokens 0: must be at least 1"),
         (["--budget-matched"], "--budget-matched"),
+        (["--judge", "oracle"], "--judge 'oracle': choose one of divergence, random, policy, endpoint"),
+        (["--judge", "endpoint", "--judge-url", "http://a"], "--judge endpoint needs --judge-url and --judge-model"),
+        (["--judge", "endpoint", "--judge-model", "m"], "--judge endpoint needs --judge-url and --judge-model"),
+        (["--judge-url", "http://a"], "--judge-url http://a: is asked by --judge endpoint only"),
+        (["--judge-model", "m"], "--judge-model m: is used by --judge endpoint and policy only"),
+        (["--judge-max-failures", "1.5"], "--judge-max-failures 1.5: is a share"),
+        (["--judge-timeout", "0"], "--judge-timeout 0.0: must be at least"),
+        (["--judge", "endpoint", "--judge-url", "http://a", "--judge-model", "m", "--judge-tokens", "40000"],
+         "--judge-context-tokens 32768: must be above --judge-tokens 40000"),
         (["--budget-run", "runs/other"], "--budget-run runs/other"),
         (["--env", "webshop", "--model", "tiny-rare"], "--env webshop: has no embedded policy tiny-rare"),
         (["--stpes", "3"], "unrecognized arguments: --stpes 3"),

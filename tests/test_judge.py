@@ -146,7 +146,7 @@ def test_any_reply_is_a_valid_segment_or_a_reason(text):
 
 
 def row(calls: int, **failures: int) -> dict:
-    return {"judge/calls": calls, **{f"judge/failures/{reason}": n for reason, n in failures.items()}}
+    return {"judge/calls": calls, **{f"judge/failures/{reason}": n for reason, n in failures.items()}, "other": 1}
 
 
 def test_a_judge_that_keeps_failing_ends_the_run():
@@ -158,9 +158,9 @@ def test_a_judge_that_keeps_failing_ends_the_run():
     message = str(error.value)
     assert "failed 17 times in the last 32 calls (16 timeout, 1 schema)" in message and "runs/x/judge" in message
     few = FailureWatch(toy_config(judge_max_failures=0.5), "")
-    few.check(row(16, timeout=16))
-    with pytest.raises(UserError):
-        few.check(row(1, timeout=1))
+    few.check(row(16, not_json=16))
+    with pytest.raises(UserError, match="17 not json"):
+        few.check(row(1, not_json=1))
     never, at_once = (FailureWatch(toy_config(judge_max_failures=share), "") for share in (1.0, 0.0))
     for _ in range(100):
         never.check(row(9, timeout=9))

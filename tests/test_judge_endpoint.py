@@ -18,6 +18,7 @@ from tests.toys import toy_config
 
 TASK = Task("t", "train", "toy", None)
 DIFFERENCE = proposal(1, 2)
+progress: list[tuple] = []  # what the judge last made reported
 
 
 def run(reward: float, actions: list[str], sample: int, invalid=()) -> Trajectory:
@@ -53,7 +54,9 @@ def judge(server, **fields) -> EndpointJudge:
     defaults = dict(judge="endpoint", judge_url=server.url, judge_model="m", judge_timeout=20.0)
     config = toy_config(**{**defaults, **fields})
     config.validate()
-    out = EndpointJudge(config, SimpleNamespace(suite=SimpleNamespace(instructions="Open the box.")))
+    progress.clear()
+    player = SimpleNamespace(suite=SimpleNamespace(instructions="Open the box."), report=lambda *at: progress.append(at))
+    out = EndpointJudge(config, player)
     out.prepare()
     return out
 
@@ -177,13 +180,16 @@ def test_every_case_is_counted_and_recorded(case, serve):
 
 
 def test_a_wrong_key_is_counted(serve, monkeypatch):
-    server = serve(GOOD)
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-wrong")
+    server = serve(GOOD)  # which repeats the key that it refuses
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-wrong\n")
     asked = judge(server)
     assert asked.propose([group(), group(1)], 1) == [Failure("key refused")] * 2
     records = asked.take_records()
     assert server.attempts == 2 and not server.requests and "sk-wrong" not in json.dumps(records)
     assert [e["status"] for r in records for e in r["exchanges"]] == [401, 401]
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-\u20ac")
+    with pytest.raises(UserError, match="OPENAI_API_KEY"):
+        judge(server)
 
 
 @pytest.mark.parametrize("names", [True, False])
@@ -206,7 +212,7 @@ def test_proposals_of_a_step_run_together_within_the_limit(serve):
     server = serve(lambda handler, request: scripts[0](handler, request))
     asked = judge(server, judge_concurrency=4)
     assert spans(asked.propose([group(i) for i in range(12)], 1)) == [(1, 2)] * 12
-    assert server.busiest == 4
+    assert server.busiest == 4 and progress == [("judge", n, 12) for n in range(1, 13)]
     assert [r["group"] for r in asked.take_records()] == list(range(12))
 
 
@@ -215,7 +221,7 @@ def test_one_slow_proposal_does_not_hold_up_the_others(serve):
         return (late(30, DIFFERENCE) if request["seed"] == slow else GOOD)(handler, request)
 
     server = serve(GOOD)
-    asked = judge(server, judge_timeout=1.0)
+    asked = judge(server, judge_timeout=3.0)
     asked.propose([group(i) for i in range(3)], 1)
     slow = server.requests[1]["seed"]
     server.script = script

@@ -51,7 +51,8 @@ def test_a_judge_that_always_fails_leaves_grpo_bit_for_bit(serve, tmp_path, caps
     limits = ["--judge-timeout", "1", "--judge-max-failures", "1"]
     many = [*FEW, "--groups-per-step", "20"]
     assert run(*many, *serve(script), *limits, "--run-dir", judged) == 0
-    assert "judge failed" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "judge failed" in shown and "judge: calls / failures / tokens" in shown
     assert run(*many, "--credit", "grpo", "--run-dir", plain) == 0
     rows, expected = metrics(judged), metrics(plain)
     for row, other in zip(rows, expected, strict=True):
@@ -59,7 +60,7 @@ def test_a_judge_that_always_fails_leaves_grpo_bit_for_bit(serve, tmp_path, caps
         assert row["judge/failures"] == row["judge/calls"] == row["prover/eligible"] > 0 == row["prover/proposed"]
         reasons = {k.removeprefix("judge/failures/"): v for k, v in row.items() if k.startswith("judge/failures/")}
         records = proposals(judged, row["step"])
-        assert reasons == {r: sum(p["reason"] == r for p in records) for r in reasons}
+        assert reasons == {r: sum(p["reason"] == r.replace("_", " ") for p in records) for r in reasons}
         assert sum(reasons.values()) == len(records) == row["judge/calls"]
         assert sum(p["prompt_tokens"] for p in records) == row["judge/prompt_tokens"]
     assert all(torch.equal(w, weights(plain)[name]) for name, w in weights(judged).items())
@@ -88,7 +89,7 @@ def test_a_stop_on_failures_stops_every_rank(serve, tmp_path):
     assert process.returncode != 0 and output.count("train.py: ") == 1 and "failed 1 times" in output
     assert "Traceback" not in output.split("torch/distributed")[0]
     (row,) = metrics(path)
-    assert row["judge/failures/not json"] == 1 < row["judge/calls"]
+    assert row["judge/failures/not_json"] == 1 < row["judge/calls"]
     assert len({p["group"] % 2 for p in proposals(path, 1)}) == 2
 
 
@@ -131,3 +132,11 @@ def test_a_policy_with_little_context_is_not_asked(tmp_path):
     assert run(*FEW, "--judge", "policy", "--steps", "1", "--run-dir", tmp_path / "run") == 0
     (row,) = metrics(tmp_path / "run")
     assert row["judge/failures/context"] == row["judge/calls"] > 0 == row["judge/reply_tokens"]
+
+
+def test_a_policy_that_takes_too_long_is_cut(tmp_path):
+    fields = ["--judge", "policy", "--judge-timeout", "0.01", "--max-context-tokens", "4000", "--slots", "8"]
+    assert run(*FEW, *fields, "--steps", "1", "--run-dir", tmp_path / "run") == 0
+    (row,) = metrics(tmp_path / "run")
+    assert row["judge/failures/timeout"] == row["judge/calls"] > 0
+    assert all(p["reason"] == "timeout" and p["prompt_tokens"] for p in proposals(tmp_path / "run", 1))

@@ -17,7 +17,7 @@ from prover_mini.credit import segment_error
 from prover_mini.errors import UserError
 from prover_mini.trajectory import Group, Segment
 
-FAILURES = "judge/failures/"  # and the reason: the counter of failures with it
+FAILURES = "judge/failures/"  # and the reason, spaces as underscores: the counter of failures with it
 WINDOW = 32  # calls over which the share of failures is judged: fewer are too few to tell bad luck from a bad judge
 
 
@@ -97,7 +97,7 @@ class FailureWatch:
 
     def check(self, row: dict[str, Any]) -> None:
         """Takes the metrics of a step, which count over all ranks, so that every rank stops alike. Raises UserError."""
-        reasons = {name.removeprefix(FAILURES): n for name, n in row.items() if name.startswith(FAILURES)}
+        reasons = {name.removeprefix(FAILURES).replace("_", " "): n for name, n in row.items() if name.startswith(FAILURES)}
         self.steps.append((row["judge/calls"], Counter(reasons)))
         while sum(n for n, _ in self.steps) - self.steps[0][0] >= WINDOW:
             self.steps.popleft()

@@ -50,6 +50,9 @@ class EndpointJudge(AgenticJudge):
         self.url = c.judge_url.rstrip("/")
         self.url += "" if "/" in self.url.partition("://")[2] else "/v1"
         self.refused: frozenset[str] = frozenset()
+        self.key = os.environ.get("OPENAI_API_KEY", "").strip()
+        if not (self.key.isascii() and self.key.isprintable()):
+            raise UserError("OPENAI_API_KEY: holds characters that a key cannot have; set it anew")
         count = tokens_at_most
         self.reach = Reach(count, c.judge_context_tokens - c.judge_tokens, count(prompts.system(c)))
         waves = math.ceil(math.ceil(c.groups_per_step / distributed.world()) / c.judge_concurrency)
@@ -67,11 +70,14 @@ class EndpointJudge(AgenticJudge):
     async def _play(self, proposals: list[Proposal], step: int) -> None:
         import openai  # slow to import: only for those who ask
 
-        key = os.environ.get("OPENAI_API_KEY") or "none"  # local servers want none, the client wants one
+        key = self.key or "none"  # local servers want none, the client wants one
         timeout = httpx2.Timeout(None, connect=CONNECT_SECONDS)
         room = asyncio.Semaphore(self.config.judge_concurrency)
         async with openai.AsyncOpenAI(api_key=key, base_url=self.url, max_retries=0, timeout=timeout) as client:
-            await asyncio.gather(*(self._propose(client, room, proposal, step) for proposal in proposals))
+            asking = [self._propose(client, room, proposal, step) for proposal in proposals]
+            for done, ended in enumerate(asyncio.as_completed(asking), 1):
+                await ended
+                self.player.report("judge", done, len(asking))
 
     async def _propose(self, client, room: asyncio.Semaphore, proposal: Proposal, step: int) -> None:
         async with room:
@@ -138,13 +144,18 @@ class EndpointJudge(AgenticJudge):
             entry["status"], headers = error.status_code, error.response.headers
             body += error.response.content
         except (openai.APIConnectionError, httpx2.RequestError, httpx2.StreamError) as error:
-            entry["error"] = f"{type(error).__name__}: {error.__cause__ or error}"
+            entry["error"] = self._hidden(f"{type(error).__name__}: {error.__cause__ or error}")
         except asyncio.CancelledError:
             entry["error"] = "cut by the time limit"
             raise
         finally:
-            entry["answer"] = body[:MAX_REPLY_BYTES].decode(errors="replace")
+            entry["answer"] = self._hidden(body[:MAX_REPLY_BYTES].decode(errors="replace"))
         return entry["status"], headers, entry["answer"]
+
+
+    def _hidden(self, text: str) -> str:
+        """A text of the server without the key, which some repeat."""
+        return text.replace(self.key, "(key)") if self.key else text
 
 
 def refused_field(fields: dict, body: str) -> str | None:

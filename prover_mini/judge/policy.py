@@ -84,6 +84,7 @@ class PolicyJudge(AgenticJudge):
 
     def _watch(self, label: str, done: int, total: int) -> None:
         """Called by the loop after every move."""
+        self.player.report(label, done, total)
         if time.monotonic() > self.deadline:
             raise TimeoutError
 
