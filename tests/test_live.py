@@ -74,7 +74,10 @@ def test_the_verdict_of_a_step_is_its_largest_rise():
     low, high = record("a", 0, 0, [0, 1], [1, 1]), record("b", 2, 3, [0, 0, 0, 0.5], [1, 1, 1, 0])
     assert verdict_line([low, {"segment": None}, high]) == "turns 2-3 of b: 1/4 -> 3/4"
     assert verdict_line([low]) == "turn 0 of a: 1/2 -> 2/2"
-    unverified = {"task_id": "c", "segment": {"first_turn": 0, "last_turn": 0, "pre": None, "post": None, "delta": None}}
+    unverified = {
+        "task_id": "c",
+        "segment": {"first_turn": 0, "last_turn": 0, "pre": None, "post": None, "delta": None},
+    }
     assert verdict_line([unverified]) == verdict_line([]) == ""
 
 
@@ -82,7 +85,9 @@ def test_the_step_line_names_the_verdict(tmp_path, capsys):
     run = Run(tmp_path, toy_config(steps=3), 0)
     run.log(dict(ROW), [record("task-7", 2, 2, [0, 0, 1, 0], [1, 1, 1, 0])], None)
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("step    1/3  success 0.250  1/1 segments accepted  turn 2 of task-7: 1/4 -> 3/4  loss -0.1000")
+    assert line.startswith(
+        "step    1/3  success 0.250  1/1 segments accepted  turn 2 of task-7: 1/4 -> 3/4  loss -0.1000"
+    )
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
