@@ -47,8 +47,9 @@ def evaluate(player: Player, panel: Panel, temperature: float) -> dict:
     """Plays the panel, split over ranks; the same result on every rank. Errored episodes count in `errors` alone."""
     rank, world = distributed.rank(), distributed.world()
     mine = player.evaluate(panel.tasks[rank::world], temperature)
-    played = [[(t.task.id, t.task.kind, t.reward, t.score, t.error) for t in part] for part in distributed.gather(mine)]
-    rows = sorted(row for part in played for row in part)
+    # Figures alone cross ranks: the states of environments, which trajectories hold, need not be fit to be sent.
+    figures = [(t.task.id, t.task.kind, t.reward, t.score, t.error) for t in mine]
+    rows = sorted(row for part in distributed.gather(figures) for row in part)
     scored = [row for row in rows if not row[4]]
     kinds = sorted({kind for _, kind, *_ in scored})
     return {
