@@ -132,17 +132,37 @@ def test_every_record_reaches_the_page(run, capsys):
     lines = [(g["step"], g["index"], g["task"], g["outcomes"]) for g in shown["groups"]]
     assert lines == [(1, 0, "task-0", "FS"), (1, 1, "task-1", "FF"), (2, 0, "task-0", "SF"), (2, 1, "task-1", "SE")]
     for g in shown["groups"]:
-        records = json.loads(zlib.decompress(base64.b64decode(packed[g["packed"]])))
+        content = json.loads(zlib.decompress(base64.b64decode(packed[g["packed"]])))
         written = [
             json.loads(line) for line in (run / "rollouts" / f"step_{g['step']:06d}.jsonl").read_text().splitlines()
         ]
-        assert records == [r for r in written if r["group"] == g["index"]]
+        assert content == {"records": [r for r in written if r["group"] == g["index"]], "proposal": None}
     assert [s for g in shown["groups"] for s in g["segments"]] == [
         {"delta": 0.5, "accepted": True, "before": [1, 4], "after": [3, 4]},
         {"delta": -0.5, "accepted": False, "before": [2, 2], "after": [1, 2]},
         {"delta": None, "accepted": None, "before": None, "after": None},
     ]
     assert shown["deltas"] == [0.5, -0.5]
+
+
+def test_a_language_model_judge_is_shown_with_its_words(run):
+    (run / "judge").mkdir()
+    proposals = [
+        {"group": 1, "outcome": "failure", "reason": "timeout", "exchanges": [{"sent": [], "answer": None}]},
+        {"group": 0, "outcome": "segment", "reason": "it helps", "exchanges": [{"sent": [{"role": "user", "content": "?"}], "answer": "!"}]},
+    ]  # fmt: skip
+    for step in (1, 3):  # the judge of step 3 has spoken, its trajectories are not written yet
+        text = "".join(json.dumps(p) + "\n" for p in proposals)
+        (run / "judge" / f"step_{step:06d}.jsonl").write_text(text)
+    assert main([str(run)]) == 0
+    page = Page(run / "report.html")
+    lines, packed = page.data("data")["runs"][0]["groups"], page.data("packed")
+    assert [g["failed"] for g in lines] == [False, True, False, False]
+    found = [json.loads(zlib.decompress(base64.b64decode(packed[g["packed"]])))["proposal"] for g in lines]
+    assert found == [proposals[1], proposals[0], None, None]
+    with open(run / "judge" / "step_000001.jsonl", "a") as file:
+        file.write("{}\n")
+    assert main([str(run)]) == 2
 
 
 def test_text_from_outside_cannot_leave_its_place(tmp_path):
@@ -203,7 +223,7 @@ def test_verified_groups_are_kept_first_and_the_limit_holds():
     groups = [group(step, index, kind) for step in range(1, 41) for index, kind in enumerate(kinds)]
     everything, where = keep(groups, 10**9)
     assert len(everything) == len(where) == 160
-    assert {len(json.loads(zlib.decompress(base64.b64decode(text)))) for text in everything} == {2}
+    assert {len(json.loads(zlib.decompress(base64.b64decode(t)))["records"]) for t in everything} == {2}
     size = max(map(len, everything))
     packed, where = keep(groups, 60 * size)
     assert sum(map(len, packed)) <= 60 * size and len(packed) >= 60

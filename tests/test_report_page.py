@@ -208,6 +208,12 @@ def test_hostile_text_is_shown_as_text(run, browser, tmp_path):
         else:
             r["error"] = HOSTILE
     (path / "rollouts" / f"step_{step:06d}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in lines))
+    (path / "judge").mkdir()
+    proposal = {
+        "group": chosen["group"], "outcome": "failure", "reason": HOSTILE, "prompt_tokens": 3, "reply_tokens": 2, "seconds": 0.5,
+        "exchanges": [{"sent": [{"role": "user", "content": HOSTILE}, {"role": "tool", "content": None, "x": HOSTILE}], "answer": HOSTILE}],
+    }  # fmt: skip
+    (path / "judge" / f"step_{step:06d}.jsonl").write_text(json.dumps(proposal) + "\n")
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, "model": HOSTILE, HOSTILE: HOSTILE}))
     (path / "command.txt").write_text(HOSTILE, errors="replace")
@@ -226,6 +232,7 @@ def test_hostile_text_is_shown_as_text(run, browser, tmp_path):
         ):
             text = browser.value(f"document.querySelector({json.dumps(place)}).textContent")
             assert HOSTILE[:-2] in text, place
+        assert browser.value("document.querySelectorAll('.dialogue .message').length") == 3
         browser.hover(".token, .cell")
         assert browser.value("typeof window.hacked") == "undefined"
         assert browser.value("document.querySelectorAll('img, iframe, textarea').length") == 0

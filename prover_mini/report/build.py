@@ -42,7 +42,6 @@ def write_report(paths: list[Path], out: Path, max_mb: float) -> dict:
         texts, where = keep(groups, int(max_mb * 1e6 / len(paths)))
         kept = [g for g in groups if (g.step, g.index) in where]
         run["curves"] = curves(rows, window)
-        run["groups"] = [g.line() for g in groups]
         for line in run["groups"]:
             place = where.get((line["step"], line["index"]))
             line["packed"] = None if place is None else len(packed) + place

@@ -18,7 +18,7 @@ from prover_mini.summary import figures
 
 PLAIN = (
     "success_rate", "reward/mean", "loss/policy", "grad_norm", "entropy", "kl", "clip_frac", "mismatch_max",
-    "mismatch_kl", "turns/mean", "frac_zero_std", "env/error_rate", "env/invalid_action_rate", "env/truncated_rate",
+    "mismatch_kl", "turns/mean", "frac_zero_std", "env/error_rate", "env/invalid_action_rate", "env/truncated_rate", "judge/failures",
 )  # fmt: skip
 NO_PHASE = ("time/total", "time/cpu")
 SMOOTHED = ("acceptance", "chance", "token_overhead", "time_overhead")
@@ -26,18 +26,22 @@ SMOOTHED = ("acceptance", "chance", "token_overhead", "time_overhead")
 
 @dataclass
 class Group:
-    """The records of one group, in order of their samples, and the line that stands for it in the page's list."""
+    """The records of one group, in order of their samples, and the line that stands for it in the page's list.
+
+    `proposal`: the judge's dialogue about it, where it was recorded (judge/*.jsonl).
+    """
 
     step: int
     index: int
     records: list[dict]
+    proposal: dict | None = None
 
     @property
     def segments(self) -> list[dict]:
         return [r["segment"] for r in self.records if r.get("segment")]
 
     def line(self) -> dict:
-        """`outcomes` is a letter per trajectory: Success, Failure, Error."""
+        """`outcomes` is a letter per trajectory: Success, Failure, Error. `failed`: the judge gave no usable answer."""
         first = self.records[0]
         return {
             "step": self.step,
@@ -46,6 +50,7 @@ class Group:
             "kind": first.get("kind", ""),
             "outcomes": "".join("E" if r.get("error") else "S" if r["success"] else "F" for r in self.records),
             "segments": [brief(s) for s in self.segments],
+            "failed": bool(self.proposal and self.proposal["outcome"] == "failure"),
         }
 
 
@@ -80,6 +85,15 @@ def collect(path: Path) -> tuple[dict, list[dict], list[Group]]:
         raise UserError(f"{path}: config.json or metrics.jsonl is not what a run writes")
     evaluations = [read_json(file) for file in sorted(path.glob("eval/step_*.json"))]
     groups = [group for file in sorted(path.glob("rollouts/step_*.jsonl")) for group in read_groups(file)]
+    proposals = [
+        (step_of(file), proposal)
+        for file in sorted(path.glob("judge/step_*.jsonl"))
+        for proposal in read_lines(file, ("group", "outcome", "exchanges"))
+    ]
+    group_at = {(g.step, g.index): g for g in groups}
+    for step, proposal in proposals:
+        if (step, proposal["group"]) in group_at:  # a step that goes on has no trajectories yet
+            group_at[step, proposal["group"]].proposal = proposal
     try:
         run = {
             "name": path.resolve().name,
@@ -88,6 +102,7 @@ def collect(path: Path) -> tuple[dict, list[dict], list[Group]]:
             "commit": text_of(path / "git.txt").partition("\n")[0],
             "figures": figures(rows),
             "evaluations": [evaluation(e) for e in evaluations],
+            "groups": [g.line() for g in groups],
             "deltas": [s["delta"] for g in groups for s in g.segments if s["delta"] is not None],
         }
     except (KeyError, TypeError, AttributeError) as error:
@@ -99,19 +114,29 @@ def text_of(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
-def read_groups(path: Path) -> list[Group]:
-    """The groups of one step. Raises UserError for a line that is not a trajectory's record."""
-    step = int(path.stem.rpartition("_")[2])
-    groups: dict[int, list[dict]] = defaultdict(list)
+def step_of(path: Path) -> int:
+    return int(path.stem.rpartition("_")[2])
+
+
+def read_lines(path: Path, names: tuple[str, ...]) -> list[dict]:
+    """The objects of a JSONL file. Raises UserError for a line that is none or lacks one of the names."""
+    found = []
     with open(path, encoding="utf-8", errors="surrogateescape") as file:
         for number, line in enumerate(file, 1):
             try:
-                record = json.loads(line, parse_constant=nothing)
-                groups[record["group"]].append(record)
-                record["task_id"], record["success"], record["turns"]
+                found.append(json.loads(line, parse_constant=nothing))
+                [found[-1][name] for name in names]
             except (ValueError, KeyError, TypeError):
-                raise UserError(f"{path}, line {number}: is not the record of a trajectory") from None
-    return [Group(step, index, records) for index, records in sorted(groups.items())]
+                raise UserError(f"{path}, line {number}: is not what a run writes there") from None
+    return found
+
+
+def read_groups(path: Path) -> list[Group]:
+    """The groups of one step."""
+    groups: dict[int, list[dict]] = defaultdict(list)
+    for record in read_lines(path, ("group", "task_id", "success", "turns")):
+        groups[record["group"]].append(record)
+    return [Group(step_of(path), index, records) for index, records in sorted(groups.items())]
 
 
 def curves(rows: list[dict], window: int) -> dict:

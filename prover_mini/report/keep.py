@@ -16,8 +16,8 @@ from prover_mini.report.collect import Group
 
 
 def pack(group: Group) -> str:
-    """The group's records: JSON, deflated, base64."""
-    text = json.dumps(group.records, separators=(",", ":"))
+    """The group's records and the judge's dialogue about it: JSON, deflated, base64."""
+    text = json.dumps({"records": group.records, "proposal": group.proposal}, separators=(",", ":"))
     return base64.b64encode(zlib.compress(text.encode(), 6)).decode()
 
 

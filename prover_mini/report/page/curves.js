@@ -91,6 +91,7 @@ function drawCurves(runs) {
     single("Policy loss", "Of each step.", "loss/policy"),
     single("Turns", "Mean number of turns of an episode.", "turns/mean", { min: 0 }),
     single("Groups without contrast", "Share whose trajectories all had the same reward.", "frac_zero_std", rate),
+    single("Judge failures", "Proposals of each step that gave no usable answer.", "judge/failures", { min: 0 }),
     single("Invalid actions", "Share of turns.", "env/invalid_action_rate", share),
     single("Episodes cut short", "Share that the turn or context limit ended.", "env/truncated_rate", share),
   ];

@@ -73,7 +73,19 @@ function streamSwitch(records, redraw) {
   return el("label", { class: "toggle" }, box, "exact masked tokens");
 }
 
-function drawGroup({ task, kind, step, index }, records, config) {
+function dialogue({ outcome, reason, exchanges, prompt_tokens: asked, reply_tokens: answered, seconds }) {
+  // what a language model was asked as judge, and its raw answers
+  const said = { segment: "proposed a segment", none: "proposed nothing", failure: `failed: ${reason}` }[outcome];
+  const cost = `${grouped(asked)} + ${plural(answered, "token")}, ${short(seconds)} s`;
+  const message = (role, text) => div("message", span("role", role), masked(String(text ?? "(no answer)")));
+  const words = ({ content, ...rest }) =>
+    typeof content === "string" ? content : JSON.stringify({ content, ...rest });
+  const exchange = ({ sent, answer }) => [...sent.map((m) => message(m.role, words(m))), message("answer", answer)];
+  const heading = el("summary", {}, `The judge ${said}; its dialogue (${cost})`);
+  return el("details", { class: "dialogue" }, heading, exchanges.map(exchange));
+}
+
+function drawGroup({ task, kind, step, index }, { records, proposal }, config) {
   const advantages = records.flatMap((r) => r.turns.map((_, n) => Math.abs(advantageOf(r, n, config))));
   const scale = { config, largest: Math.max(...advantages, 1e-9) };
   const holders = records.filter((r) => r.segment);
@@ -114,6 +126,7 @@ function drawGroup({ task, kind, step, index }, records, config) {
     ),
     p("statement", (records[0].turns[0]?.observation || "").slice(0, 600)),
     ...holders.map(summary),
+    ...(proposal ? [dialogue(proposal)] : []),
     grid,
   ];
 }

@@ -5,6 +5,7 @@ const SHOW = {
   segments: { label: "with a segment", of: (g) => g.segments.length > 0 },
   accepted: { label: "accepted", of: (g) => g.segments.some((s) => s.accepted) },
   rejected: { label: "not accepted", of: (g) => g.segments.some((s) => s.accepted === false) },
+  failed: { label: "judge failed", of: (g) => g.failed },
   mixed: { label: "mixed outcomes", of: (g) => g.outcomes.includes("S") && g.outcomes.includes("F") },
   all: { label: "all groups", of: () => true },
 };
@@ -88,9 +89,9 @@ function drawBrowser(runs) {
 
   const open = async (g, remember = true) => {
     state.chosen = g;
-    const records = await unpack(g.packed);
+    const content = await unpack(g.packed);
     if (state.chosen !== g) return; // another one was chosen meanwhile
-    detail.replaceChildren(...drawGroup(g, records, runs[state.run].config));
+    detail.replaceChildren(...drawGroup(g, content, runs[state.run].config));
     for (const node of list.querySelectorAll("[aria-current]")) node.removeAttribute("aria-current");
     list.querySelector(`[data-step="${g.step}"][data-group="${g.index}"]`)?.setAttribute("aria-current", "true");
     if (remember) history.replaceState(null, "", `#run=${state.run}&step=${g.step}&group=${g.index}`);
