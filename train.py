@@ -23,7 +23,7 @@ from prover_mini.chat import Chat
 from prover_mini.config import Config, parse
 from prover_mini.credit import METHODS, eligible
 from prover_mini.engine import Engine, self_check
-from prover_mini.errors import UserError
+from prover_mini.errors import SharedError, UserError
 from prover_mini.evaluate import evaluate, make_panel
 from prover_mini.files import read_metrics
 from prover_mini.judge import JUDGES, FailureWatch
@@ -168,6 +168,8 @@ def main() -> int:
     except (UserError, OSError, FloatingPointError) as error:  # a full disk, a policy that diverged
         if os.environ.get("RANK", "0") != "0":
             time.sleep(10)  # where rank 0 has the same error, torchrun ends this rank before it repeats the line
+            if isinstance(error, SharedError):
+                return 2
         print(f"train.py: {error}", file=sys.stderr, flush=True)
         return 2
     except RuntimeError as error:

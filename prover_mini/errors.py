@@ -1,4 +1,4 @@
-"""The one error a user is meant to read."""
+"""The errors a user is meant to read."""
 
 
 class UserError(Exception):
@@ -7,6 +7,10 @@ class UserError(Exception):
     The message is one line that names the thing and says what to do. The command line prints it and exits with
     code 2, without a traceback; nothing else in the project catches it.
     """
+
+
+class SharedError(UserError):
+    """One that every rank raises at the same place, from figures of all ranks: rank 0 prints it for all of them."""
 
 
 class RankLost(RuntimeError):

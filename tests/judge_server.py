@@ -72,7 +72,9 @@ class Server:
                 reason = "tool_calls" if message.get("tool_calls") else "stop"
                 choice = {"index": 0, "finish_reason": reason, "message": {"role": "assistant", **message}}
                 usage = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
-                self.send(200, {"object": "chat.completion", "model": request["model"], "choices": [choice], "usage": usage})
+                self.send(
+                    200, {"object": "chat.completion", "model": request["model"], "choices": [choice], "usage": usage}
+                )
 
             def error(self, status: int, text: str, **headers: str):
                 self.send(status, {"error": {"message": text, "type": "invalid_request_error"}}, **headers)
@@ -127,7 +129,7 @@ def protocol_error(request: dict) -> str:
     return ""
 
 
-# what it says ---------------------------------------------------------------------------------------------------------
+# what it says --------------------------------------------------------------------------------------------------------
 
 
 def text(value) -> dict:

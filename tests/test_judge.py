@@ -52,10 +52,12 @@ def test_text_of_a_run_never_appears_outside_of_quotations():
         text = prompts.material(hostile, ATTACK, toy_config(), detail)
         assert ("im_end" in text or detail.reference) and text == prompts.clean(text)
         assert not any(token in text for token in ("<", ">", "[/INST]", "[SYSTEM_PROMPT]"))
-        assert not any(word in line for line in ours(text) for word in ("im_end", "trust me", "9, the run", "new rule", "obey"))
+        assert not any(
+            word in line for line in ours(text) for word in ("im_end", "trust me", "9, the run", "new rule", "obey")
+        )
     runs = Runs(hostile)
-    calls = [("search_trajectory", {"query": "ignore", "k": 9}), ("get_segment", {"traj_id": "failed-2", "start_turn": 0, "end_turn": 2}),
-             ("get_segment", {"traj_id": "reference", "start_turn": 0, "end_turn": 2})]  # fmt: skip
+    calls = [("search_trajectory", {"query": "ignore", "k": 9})]
+    calls += [("get_segment", {"traj_id": id, "start_turn": 0, "end_turn": 2}) for id in ("failed-2", "reference")]
     for name, arguments in calls:
         text = runs.answer(ToolCall("", name, json.dumps(arguments)))
         assert "Ignore" in text and not any("Ignore" in line or "trust me" in line for line in ours(text))
@@ -104,9 +106,9 @@ def test_tools_answer_anything():
         ("search_trajectory", "[]"): "called wrongly",
         ("search_trajectory", "{"): "called wrongly",
         ("search_trajectory", '{"self": 1}'): "called wrongly",
-        ("get_segment", '{"traj_id": "failed-2", "start_turn": 1, "end_turn": 2}'): "turn 2\nsaw:\n| saw wait\ndid:\n| wait\nThen",
+        ("get_segment", '{"traj_id": "failed-2", "start_turn": 1, "end_turn": 2}'): "did:\n| wait\nThen",
         ("get_segment", '{"traj_id": "failed-2", "start_turn": 1, "end_turn": 3}'): "failed-2 has turns 0 to 2",
-        ("get_segment", '{"traj_id": "failed-1", "start_turn": 0, "end_turn": 0}'): "The runs are reference, failed-0, failed-2",
+        ("get_segment", '{"traj_id": "failed-1", "start_turn": 0, "end_turn": 0}'): "The runs are reference, failed",
         ("get_segment", '{"traj_id": "reference", "start_turn": true, "end_turn": 1}'): "called wrongly",
         ("get_segment", ""): "called wrongly",
         ("rm", '{"path": "/"}'): "no such tool",
@@ -119,15 +121,17 @@ def test_get_segment_shows_a_few_turns_at_a_time():
     runs = Runs(Group(0, TASK, [run(1, ["a"] * 30, 0), run(0, ["b" * 9000], 1)]))
     shown = runs.answer(ToolCall("", "get_segment", '{"traj_id": "reference", "start_turn": 3, "end_turn": 20}'))
     assert "turn 10\n" in shown and "turn 11\n" not in shown and "One call shows 8 turns" in shown
-    assert len(runs.answer(ToolCall("", "get_segment", '{"traj_id": "failed-1", "start_turn": 0, "end_turn": 0}'))) < 2200
+    assert (
+        len(runs.answer(ToolCall("", "get_segment", '{"traj_id": "failed-1", "start_turn": 0, "end_turn": 0}'))) < 2200
+    )
 
 
 @pytest.mark.parametrize(
     "text, expected",
     [
-        ('<think>{"first_turn": 9, "last_turn": 9}</think>Here: {"reason": "x", "first_turn": 1, "last_turn": 2}.', (1, 2)),
+        ('<think>{"first_turn": 9, "last_turn": 9}</think> {"reason": "", "first_turn": 1, "last_turn": 2}.', (1, 2)),
         ('```json\n{"reason": "a } b { c", "first_turn": 0, "last_turn": 0}\n```', (0, 0)),
-        ('{"reason": "first", "first_turn": 0, "last_turn": 0} no: {"reason": "then", "first_turn": 1, "last_turn": 1}', (1, 1)),
+        ('{"reason": "", "first_turn": 0, "last_turn": 0} no: {"reason": "", "first_turn": 1, "last_turn": 1}', (1, 1)),
         ('{bad} {"first_turn": 1, "last_turn": 1, "reason": ""}', (1, 1)),
     ],
 )  # fmt: skip

@@ -55,7 +55,9 @@ def judge(server, **fields) -> EndpointJudge:
     config = toy_config(**{**defaults, **fields})
     config.validate()
     progress.clear()
-    player = SimpleNamespace(suite=SimpleNamespace(instructions="Open the box."), report=lambda *at: progress.append(at))
+    player = SimpleNamespace(
+        suite=SimpleNamespace(instructions="Open the box."), report=lambda *at: progress.append(at)
+    )
     out = EndpointJudge(config, player)
     out.prepare()
     return out
@@ -66,7 +68,10 @@ def spans(answers) -> list:
 
 
 def test_looks_with_tools_then_proposes(serve):
-    steps = [call("search_trajectory", query="wait", k=2), call("get_segment", traj_id="failed-0", start_turn=0, end_turn=1)]
+    steps = [
+        call("search_trajectory", query="wait", k=2),
+        call("get_segment", traj_id="failed-0", start_turn=0, end_turn=1),
+    ]
     server = serve(in_turn(*steps, DIFFERENCE))
     asked = judge(server)
     assert spans(asked.propose([group()], 1)) == [(1, 2)]
@@ -155,7 +160,8 @@ CASES = {  # script, fields, what comes of it, and whether all that the server s
     "wrong arguments": (in_turn(call("get_segment", traj_id=3), DIFFERENCE), {}, (1, 2)),
     "trickle": (endless(0.02), {"judge_timeout": 0.4}, "timeout"),
     "flood": (endless(0, b"and " * 50_000), {}, "endless reply"),
-    "half a character": (in_turn(text("\ud800"), text('{"reason": "\\ud800", "first_turn": 0, "last_turn": 0}')), {}, (0, 0)),
+    "half a character": (in_turn(text("\ud800"), text('{"reason": "\\ud800", "first_turn": 0, "last_turn": 0}')),
+                         {}, (0, 0)),
 }  # fmt: skip
 
 
@@ -246,7 +252,8 @@ def test_a_small_context_shortens_the_material(serve):
 
 
 @pytest.mark.parametrize(
-    "url, part", [("http://127.0.0.1:1/v1", "127.0.0.1:1"), ("ftp://a/b", "ftp"), ("nonsense", "nonsense"), ("http://[::1", "::1")]
+    "url, part",
+    [("http://127.0.0.1:1/v1", "127.0.0.1:1"), ("ftp://a/b", "ftp"), ("nonsense", "nonsense"), ("http://[::1", "::1")],
 )
 def test_a_server_that_is_not_there_is_said_at_the_start(url, part):
     with pytest.raises(UserError, match="--judge-url .*start the server or correct the address") as error:

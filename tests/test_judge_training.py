@@ -17,7 +17,7 @@ from tests.test_train import SMALL, metrics, run, start, weights
 FEW = [*SMALL, "--steps", "2", "--groups-per-step", "8"]
 BAD = [
     late(30, proposal(0, 0)), status(429, Retry_After="3600"), status(500), status(401), cut, raw(b""), raw(b"<html>"),
-    endless(0.02), always(text("")), always(text("turn 1, surely")), always(proposal("0", [1])), always(proposal(0, 99)),
+    endless(0.02), always(text("")), always(text("turn 1")), always(proposal("0", [1])), always(proposal(0, 99)),
     always(proposal(0, 0, None)), always(call("search_trajectory", query="a", k=1)),
 ]  # fmt: skip
 
@@ -56,7 +56,9 @@ def test_a_judge_that_always_fails_leaves_grpo_bit_for_bit(serve, tmp_path, caps
     assert run(*many, "--credit", "grpo", "--run-dir", plain) == 0
     rows, expected = metrics(judged), metrics(plain)
     for row, other in zip(rows, expected, strict=True):
-        assert {k: v for k, v in row.items() if "judge/" not in k} == {k: v for k, v in other.items() if "judge/" not in k}
+        assert {k: v for k, v in row.items() if "judge/" not in k} == {
+            k: v for k, v in other.items() if "judge/" not in k
+        }
         assert row["judge/failures"] == row["judge/calls"] == row["prover/eligible"] > 0 == row["prover/proposed"]
         reasons = {k.removeprefix("judge/failures/"): v for k, v in row.items() if k.startswith("judge/failures/")}
         records = proposals(judged, row["step"])
@@ -100,7 +102,7 @@ def test_a_proposed_segment_is_verified(serve, tmp_path):
     assert row["prover/verified"] == row["prover/proposed"] > 0 == row["judge/failures"]
     lines = (path / "rollouts" / "step_000001.jsonl").read_text().splitlines()
     assert {s["reason"] for line in lines if (s := json.loads(line)["segment"])} == {"they never looked"}
-    assert run(*FEW, "--credit", "grpo", "--judge", "endpoint", "--judge-url", "http://127.0.0.1:1", "--judge-model", "m",
+    assert run(*FEW, "--credit", "grpo", "--judge", "endpoint", "--judge-url", "http://a", "--judge-model", "m",
                "--steps", "1", "--run-dir", tmp_path / "grpo") == 0  # fmt: skip
 
 
@@ -116,12 +118,21 @@ def test_the_embedded_policy_judges(own, tmp_path):
     """It has not learned to judge: what is tested is that it is asked, answers, and that this is counted."""
     fields = ["--judge", "policy", "--judge-tokens", "24", "--judge-tool-calls", "1", "--max-context-tokens", "4000"]
     if own:
-        fields += ["--judge-model", ASSETS / "searchqa", "--judge-context-tokens", "4000", "--max-context-tokens", "384"]
+        fields += [
+            "--judge-model",
+            ASSETS / "searchqa",
+            "--judge-context-tokens",
+            "4000",
+            "--max-context-tokens",
+            "384",
+        ]
     path = tmp_path / "run"
     assert run(*FEW, *fields, "--slots", "8", "--steps", "1", "--run-dir", path) == 0
     (row,) = metrics(path)
     records = proposals(path, 1)
-    assert row["judge/calls"] == len(records) > 0 and row["judge/failures"] == sum(p["outcome"] == "failure" for p in records)
+    assert row["judge/calls"] == len(records) > 0 and row["judge/failures"] == sum(
+        p["outcome"] == "failure" for p in records
+    )
     assert row["judge/reply_tokens"] > 0 < row["judge/prompt_tokens"]
     spoke = [p for p in records if len(p["exchanges"]) == 5]  # once aloud, once asked, three repairs
     assert spoke and all(p["reason"] in ("not json", "empty reply") for p in spoke)

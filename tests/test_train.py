@@ -335,16 +335,17 @@ def test_text_from_outside_is_shown_as_it_is(tmp_path, capsys):
 
 
 def test_what_a_resumed_run_will_write_again_is_dropped(tmp_path):
-    for name in ("checkpoints/step_000002", "checkpoints/step_000004", "checkpoints/step_000006.tmp", "rollouts"):
+    for name in ("checkpoints/step_000002", "checkpoints/step_000004", "checkpoints/step_000006.tmp", "rollouts", "judge"):
         (tmp_path / name).mkdir(parents=True)
     for step in (2, 3):
         (tmp_path / "rollouts" / f"step_{step:06d}.jsonl").touch()
+        (tmp_path / "judge" / f"step_{step:06d}.jsonl").touch()
     (tmp_path / "metrics.jsonl").write_text('{"step": 2}\n{"step": 3}\n{"st')
     Run(tmp_path, toy_config(resume=True), 2)
     left = {
-        str(f.relative_to(tmp_path)) for folder in ("checkpoints", "rollouts") for f in (tmp_path / folder).iterdir()
+        str(f.relative_to(tmp_path)) for folder in ("checkpoints", "rollouts", "judge") for f in (tmp_path / folder).iterdir()
     }
-    assert left == {"checkpoints/step_000002", "rollouts/step_000002.jsonl"}
+    assert left == {"checkpoints/step_000002", "rollouts/step_000002.jsonl", "judge/step_000002.jsonl"}
     assert metrics(tmp_path) == [{"step": 2}]
 
 

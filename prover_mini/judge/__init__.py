@@ -8,4 +8,14 @@ from prover_mini.judge.scripted import DivergenceJudge, RandomJudge
 
 JUDGES = {"divergence": DivergenceJudge, "random": RandomJudge, "policy": PolicyJudge, "endpoint": EndpointJudge}
 
-__all__ = ["JUDGES", "Answer", "DivergenceJudge", "Failure", "FailureWatch", "Judge", "RandomJudge", "Usage", "valid_segments"]
+__all__ = [
+    "JUDGES",
+    "Answer",
+    "DivergenceJudge",
+    "Failure",
+    "FailureWatch",
+    "Judge",
+    "RandomJudge",
+    "Usage",
+    "valid_segments",
+]

@@ -135,7 +135,7 @@ def answer_calls(talk: Conversation, runs: Runs, reply: Reply, calls: list[ToolC
             talk.add("user", f"Result of {prompts.one_line(call.name, 40)}:\n{result}")
 
 
-# what the judge says ------------------------------------------------------------------------------------------------
+# what the judge says -------------------------------------------------------------------------------------------------
 
 
 def json_objects(text: str) -> list[dict]:
@@ -183,7 +183,7 @@ def read_proposal(reply: Reply, reference: Trajectory, max_turns: int) -> tuple[
     return Segment(reference, *turns, reason=prompts.cut(prompts.clean(reason), SHOWN_CHARACTERS)), ""
 
 
-# the tools ------------------------------------------------------------------------------------------------------------
+# the tools -----------------------------------------------------------------------------------------------------------
 
 
 class Runs:
@@ -249,7 +249,7 @@ SIGNATURES = {
 }
 
 
-# many proposals ---------------------------------------------------------------------------------------------------------
+# many proposals ------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -317,8 +317,8 @@ class AgenticJudge(Judge):
         c = self.config
         if times * c.judge_timeout >= c.rank_timeout:
             raise UserError(
-                f"--judge-timeout {c.judge_timeout:g}: a step's proposals may take {times} times that, longer than ranks wait "
-                f"for each other (--rank-timeout {c.rank_timeout}); lower it, or raise --judge-concurrency"
+                f"--judge-timeout {c.judge_timeout:g}: a step's proposals may take {times} times that, longer than "
+                f"ranks wait for each other (--rank-timeout {c.rank_timeout}); lower it, or raise --judge-concurrency"
             )
 
     @abstractmethod

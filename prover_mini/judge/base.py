@@ -14,7 +14,7 @@ from typing import Any
 
 from prover_mini.config import Config
 from prover_mini.credit import segment_error
-from prover_mini.errors import UserError
+from prover_mini.errors import SharedError
 from prover_mini.trajectory import Group, Segment
 
 FAILURES = "judge/failures/"  # and the reason, spaces as underscores: the counter of failures with it
@@ -80,7 +80,7 @@ class Judge(ABC):
         return usage
 
     def take_records(self) -> list[dict] | None:
-        """What was asked and answered since the last call, one object per proposal; None for a judge that asks nobody."""
+        """What was asked and answered since then, one object per proposal; None for a judge that asks nobody."""
         return None
 
 
@@ -96,8 +96,10 @@ class FailureWatch:
         self.steps: deque[tuple[int, Counter[str]]] = deque()
 
     def check(self, row: dict[str, Any]) -> None:
-        """Takes the metrics of a step, which count over all ranks, so that every rank stops alike. Raises UserError."""
-        reasons = {name.removeprefix(FAILURES).replace("_", " "): n for name, n in row.items() if name.startswith(FAILURES)}
+        """Takes the metrics of a step, which count over all ranks, so that every rank stops alike. Raises SharedError."""
+        reasons = {
+            name.removeprefix(FAILURES).replace("_", " "): n for name, n in row.items() if name.startswith(FAILURES)
+        }
         self.steps.append((row["judge/calls"], Counter(reasons)))
         while sum(n for n, _ in self.steps) - self.steps[0][0] >= WINDOW:
             self.steps.popleft()
@@ -106,7 +108,7 @@ class FailureWatch:
             total.update(reasons)
         if total.total() > self.config.judge_max_failures * max(calls, WINDOW):
             reasons = ", ".join(f"{n} {reason}" for reason, n in total.most_common())
-            raise UserError(
-                f"the judge ({self.config.judge}) failed {total.total()} times in the last {calls} calls ({reasons}): see "
-                f"{self.run_dir}/judge and repair it, or raise --judge-max-failures {self.config.judge_max_failures}"
+            raise SharedError(
+                f"the judge ({self.config.judge}) failed {total.total()} times in the last {calls} calls ({reasons}): "
+                f"see {self.run_dir}/judge, repair it or raise --judge-max-failures {self.config.judge_max_failures}"
             )

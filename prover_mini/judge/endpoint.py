@@ -152,7 +152,6 @@ class EndpointJudge(AgenticJudge):
             entry["answer"] = self._hidden(body[:MAX_REPLY_BYTES].decode(errors="replace"))
         return entry["status"], headers, entry["answer"]
 
-
     def _hidden(self, text: str) -> str:
         """A text of the server without the key, which some repeat."""
         return text.replace(self.key, "(key)") if self.key else text

@@ -44,7 +44,10 @@ class PolicyJudge(AgenticJudge):
                 "raise it, or choose another --judge"
             )
         settings = replace(
-            c, max_turn_tokens=max(reply_tokens, 1), max_turns=c.judge_tool_calls + REPAIRS + 2, max_observation_tokens=1
+            c,
+            max_turn_tokens=max(reply_tokens, 1),
+            max_turns=c.judge_tool_calls + REPAIRS + 2,
+            max_observation_tokens=1,
         )
         self.judge_player = Player(engine, chat, DialogueSuite(), settings)
         self.judge_player.report = self._watch
@@ -100,7 +103,7 @@ class PolicyJudge(AgenticJudge):
         return Origin(spawn, 1, opening, dialogue)
 
     def _record(self, proposal: Proposal, trajectory: Trajectory) -> None:
-        """What was said, also where the last reply was cut. A prompt's tokens are counted once, as they are computed."""
+        """What was said, also where the last reply was cut. A prompt's tokens count once, as they are computed."""
         if trajectory.error:
             raise RuntimeError(trajectory.error)
         fields = {"model": self.config.judge_model or "policy", "temperature": self.config.judge_temperature}
