@@ -9,6 +9,7 @@ from prover_mini.config import Config
 from prover_mini.judge import Answer, Usage
 from prover_mini.judge.base import FAILURES
 from prover_mini.stopping import null_rate
+from prover_mini.summary import PHASES
 from prover_mini.trajectory import Group, Segment
 from prover_mini.verify import Verification
 
@@ -63,9 +64,6 @@ def step_sums(
             for turn in v.segment.trajectory.turns[v.segment.first_turn : v.segment.last_turn + 1]
         ),
     )
-
-
-PHASES = ("rollout", "judge", "verify", "train", "eval", "save")
 
 
 def step_metrics(step: int, sums: Counter, update: dict[str, float], times: dict[str, float]) -> dict:

@@ -10,6 +10,8 @@ from rich.table import Table
 
 from prover_mini.config import Config
 
+PHASES = ("rollout", "judge", "verify", "train", "eval", "save")  # of a step; time/NAME in its metrics
+
 
 def closing_table(path: Path, rows: list[dict], config: Config) -> Table:
     """Made from the run's own files, so that a resumed run is summed up whole.

@@ -124,6 +124,7 @@ class Browser:
         )
 
     def open(self, path: Path, fragment: str = "") -> None:
+        self.call("Page.navigate", url="about:blank")  # a change of the fragment alone would load nothing
         self.call("Page.navigate", url=path.resolve().as_uri() + fragment)
         self.wait("document.readyState === 'complete'")
 
@@ -142,20 +143,21 @@ class Browser:
                 raise TimeoutError(f"never held: {condition}")
             time.sleep(0.05)
 
-    def place(self, selector: str) -> tuple[float, float]:
+    def place(self, selector: str, scroll: bool = True) -> tuple[float, float]:
         """The middle of the first element that a selector finds, scrolled into view and at rest."""
         program = """(async () => {
             const element = document.querySelector(SELECTOR);
-            element.scrollIntoView({ block: "center", behavior: "instant" });
+            if (SCROLL) element.scrollIntoView({ block: "center", behavior: "instant" });
             await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
             const { x, y, width, height } = element.getBoundingClientRect();
             return [x + width / 2, y + height / 2];
         })()"""
-        x, y = self.value(program.replace("SELECTOR", json.dumps(selector)))
+        program = program.replace("SELECTOR", json.dumps(selector)).replace("SCROLL", json.dumps(scroll))
+        x, y = self.value(program)
         return x, y
 
-    def hover(self, selector: str) -> None:
-        x, y = self.place(selector)
+    def hover(self, selector: str, scroll: bool = True) -> None:
+        x, y = self.place(selector, scroll)
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def click(self, selector: str) -> None:

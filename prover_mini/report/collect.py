@@ -14,13 +14,12 @@ from typing import Any
 
 from prover_mini.errors import UserError
 from prover_mini.files import read_metrics
-from prover_mini.summary import figures
+from prover_mini.summary import PHASES, figures
 
 PLAIN = (
     "success_rate", "reward/mean", "loss/policy", "grad_norm", "entropy", "kl", "clip_frac", "mismatch_max",
     "mismatch_kl", "turns/mean", "frac_zero_std", "env/error_rate", "env/invalid_action_rate", "env/truncated_rate", "judge/failures",
 )  # fmt: skip
-NO_PHASE = ("time/total", "time/cpu")
 SMOOTHED = ("acceptance", "chance", "token_overhead", "time_overhead")
 
 
@@ -144,7 +143,7 @@ def curves(rows: list[dict], window: int) -> dict:
     those of the last `window` steps together."""
     recent = [rows[max(0, i + 1 - window) : i + 1] for i in range(len(rows))]
     amounts = [figures(part) for part in recent]
-    phases = [name for name in (rows[0] if rows else {}) if name.startswith("time/") and name not in NO_PHASE]
+    phases = [name for name in PHASES if any(f"time/{name}" in row for row in rows)]
     success = [[row.get("success_rate") or 0 for row in part] for part in recent]
     return {
         "window": window,
@@ -153,7 +152,7 @@ def curves(rows: list[dict], window: int) -> dict:
         **{name: [row.get(name) for row in rows] for name in PLAIN},
         **{name: [amount[name] for amount in amounts] for name in SMOOTHED},
         "verified": [row.get("prover/verified") for row in rows],
-        "phases": {name.removeprefix("time/"): [row.get(name) or 0 for row in rows] for name in phases},
+        "phases": {name: [row.get(f"time/{name}") or 0 for row in rows] for name in phases},
     }
 
 
