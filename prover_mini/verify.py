@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from prover_mini.balance import continuations
 from prover_mini.config import Config
 from prover_mini.rollout import Player
 from prover_mini.stopping import rounds, settled
@@ -22,13 +23,15 @@ class Verification:
     """Verdicts of one step, and what they cost in tokens.
 
     `sampled`: policy tokens of the continuations. `computed`: prefix tokens that had to be forwarded for them.
-    `reused`: prefix tokens that sampling without forks would have forwarded besides.
+    `reused`: prefix tokens that sampling without forks would have forwarded besides. `moved`: boundaries whose
+    continuations another rank played.
     """
 
     verdicts: list[Verdict] = field(default_factory=list)
     sampled: int = 0
     computed: int = 0
     reused: int = 0
+    moved: int = 0
 
 
 @dataclass(eq=False)
@@ -42,18 +45,21 @@ class Boundary:
 
 
 def verify(player: Player, segments: list[Segment], config: Config) -> Verification:
-    """Samples the continuations of all segments at once. A segment whose continuations failed on one side, by errors
-    of the environment, gets no verdict."""
+    """Samples the continuations of all segments at once, on all ranks, which call it together. A segment whose
+    continuations failed on one side, by errors of the environment, gets no verdict."""
     out = Verification()
-    sampled, computed = player.sampled, player.prefix_computed
+    computed = player.prefix_computed
     sides = boundaries(segments, config.share_boundaries)
     asked, undecided = 0, sides
     for total in rounds(config):
         here = list(dict.fromkeys(side for pair in undecided for side in pair))
         places = [(side.trajectory, side.turn, side.branch) for side in here]
-        for side, branches in zip(here, player.continuations(places, range(asked, total))):
-            side.rewards += [t.reward for t in branches if not t.error]
-            out.reused += len(branches) * side.trajectory.turns[side.turn].start
+        results, moved = continuations(player, places, range(asked, total))
+        out.moved += moved
+        for side, outcomes in zip(here, results):
+            side.rewards += [o.reward for o in outcomes if not o.error]
+            out.sampled += sum(o.sampled for o in outcomes)
+            out.reused += len(outcomes) * side.trajectory.turns[side.turn].start
         remaining = config.continuations - total
         undecided = [
             (before, after)
@@ -61,7 +67,7 @@ def verify(player: Player, segments: list[Segment], config: Config) -> Verificat
             if not settled(before.rewards, after.rewards, remaining, config.sequential)
         ]
         asked = total
-    out.sampled, out.computed = player.sampled - sampled, player.prefix_computed - computed
+    out.computed = player.prefix_computed - computed
     out.reused -= out.computed
     for segment, (before, after) in zip(segments, sides):
         if before.rewards and after.rewards:
