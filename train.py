@@ -19,6 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models: more threads per 
 
 from envs import load_suite
 from prover_mini import checkpoint, distributed, interrupt, parallel
+from prover_mini.balance import Balance
 from prover_mini.chat import Chat
 from prover_mini.config import Config, parse
 from prover_mini.credit import METHODS, eligible
@@ -54,6 +55,7 @@ def train(config: Config, given: dict) -> None:
     self_check(engine)
     chat = Chat(tokenizer, suite.instructions, config.max_observation_tokens)
     learner = Learner(weights, engine, config, reference)
+    balance = Balance(found[1].get("tokens_by_kind") if found else None)
     if found:
         checkpoint.restore_optimizer(*found, learner)
     budgets = recorded_budgets(config) if config.budget_run else {}
@@ -77,7 +79,7 @@ def train(config: Config, given: dict) -> None:
 
     for step in range(done + 1, config.steps + 1):
         with run.phase("rollout", step):
-            mine = tasks_of_step(tasks, step, config)[distributed.rank() :: distributed.world()]
+            mine = balance.mine(tasks_of_step(tasks, step, config), config.minibatches)
             groups = player.rollouts(mine, step, [config.group_size] * len(mine), keep_states=verifies)
             candidates = [g for g in groups if eligible(g, config.max_successes)]
 
@@ -111,6 +113,7 @@ def train(config: Config, given: dict) -> None:
         run.log(row, trajectories, evaluation)
         run.check(row, groups, credit)
         watch.check(row)
+        balance.learn(groups)
 
         groups = candidates = answers = segments = verification = credit = None  # with the states that they hold
 
@@ -118,7 +121,7 @@ def train(config: Config, given: dict) -> None:
         successes.append(row["success_rate"])
         with run.phase("save"):
             if stop or step % config.save_every == 0 or step == config.steps:
-                checkpoint.save(run_dir, step, learner, tokenizer, config.keep_checkpoints, fmean(successes))
+                checkpoint.save(run_dir, step, learner, tokenizer, config.keep_checkpoints, fmean(successes), balance.tokens)
                 successes = []
         if stop:
             return run.stopped(step)

@@ -8,6 +8,9 @@ Continuations are cheapest on the rank that holds the state they start from. Whe
 most to sample gives a place to the one with least, as long as that lowers the larger of the two, the prefix that the
 other has to compute anew included. Draws belong to the place, so who plays it changes nothing beyond rounding.
 
+Trajectories that carry a loss are known before the update, and so is their length: the same rule evens them out, and the
+gradient is their sum, whoever computes which part.
+
 Source: R. L. Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 17, 1969.
 """
 
@@ -15,8 +18,10 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from envs.base import Task
 from prover_mini import distributed
@@ -105,6 +110,27 @@ def continuations(player: Player, places: list[Place], numbers: range) -> tuple[
         for answers in distributed.gather(dict(zip(taken, outcomes[len(staying) :]))):
             found |= {place: answer for (owner, place), answer in answers.items() if owner == rank}
     return [found[place] for place in range(len(places))], len(parcels)
+
+
+@contextmanager
+def shared(rows: list[Any]) -> Iterator[list[Any]]:
+    """The rows of trajectories (update.py) that this rank works on: its own, but for those that even out the tokens. All
+    ranks call it together. At the end, the `old_logprob` that another rank has put into a row is in this rank's too."""
+    loads = distributed.gather([Load(1, len(row.ids), 0) for row in rows])
+    moves = transfers(loads, 0)
+    if not moves:
+        yield rows
+        return
+    rank = distributed.rank()
+    given = [place for owner, place, _ in moves if owner == rank]
+    sent = distributed.gather({place: rows[place] for place in given})
+    taken = {(owner, place): sent[owner][place] for owner, place, receiver in moves if receiver == rank}
+    yield [row for place, row in enumerate(rows) if place not in given] + list(taken.values())
+    known = {where: row.old_logprob.cpu() for where, row in taken.items() if row.old_logprob is not None}
+    for answers in distributed.gather(known):
+        for (owner, place), logprobs in answers.items():
+            if owner == rank:
+                rows[place].old_logprob = logprobs
 
 
 def play(player: Player, places: list[Place], numbers: range) -> list[list[Outcome]]:

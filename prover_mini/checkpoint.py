@@ -2,7 +2,8 @@
 
     checkpoints/step_000010/model/               HF layout: what AutoModelForCausalLM and inference servers load
     checkpoints/step_000010/optimizer*.safetensors   AdamW's two moments per parameter; float32 masters
-    checkpoints/step_000010/state.json           step, AdamW's step count, success in training, sizes of all files
+    checkpoints/step_000010/state.json           step, AdamW's step count, success in training, sizes of all files,
+                                                 tokens per trajectory of each kind of task, by which ranks share groups
 
 Ranks that hold shards write them side by side, each into a file of its own with the row at which each shard begins, so
 any number of ranks, with or without shards, reads any checkpoint. There is no generator state to keep: every random
@@ -31,7 +32,15 @@ from prover_mini.update import Learner
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def save(run_dir: Path, step: int, learner: Learner, tokenizer, keep: int, success: float = 0.0) -> None:
+def save(
+    run_dir: Path,
+    step: int,
+    learner: Learner,
+    tokenizer,
+    keep: int,
+    success: float = 0.0,
+    tokens_by_kind: dict[str, float] | None = None,
+) -> None:
     """Saves weights, optimizer and step, then points `latest` at them and deletes all but the newest `keep` and the one
     with the highest `success`, to which `best` points.
 
@@ -42,7 +51,8 @@ def save(run_dir: Path, step: int, learner: Learner, tokenizer, keep: int, succe
     final, aside = root / step_name(step), root / (step_name(step) + ".tmp")
     distributed.first(lambda: make_empty(aside) if distributed.main() else None)
     distributed.together(lambda: write_part(aside, learner, tokenizer))
-    distributed.first(lambda: complete(aside, final, step, learner, success) if distributed.main() else None)
+    state = {"step": step, "success": success, "tokens_by_kind": tokens_by_kind or {}}
+    distributed.first(lambda: complete(aside, final, learner, state) if distributed.main() else None)
     if distributed.main():
         write_text(run_dir / "latest", step_name(step) + "\n")
         delete_old(run_dir, keep)
@@ -81,15 +91,14 @@ def part_file(weights) -> str:
     return f"optimizer-{distributed.rank() + 1:05d}-of-{distributed.world():05d}.safetensors"
 
 
-def complete(aside: Path, final: Path, step: int, learner: Learner, success: float) -> None:
+def complete(aside: Path, final: Path, learner: Learner, state: dict) -> None:
     """Adds state.json and gives the checkpoint its name, when all of it is on disk."""
     parts, ranks = len(list(aside.glob("optimizer*"))), distributed.world() if learner.weights.sharded else 1
     if parts != ranks:
         raise UserError(f"{aside}: {parts} of {ranks} ranks wrote here; sharded training needs a directory that all see")
-    steps = max((int(state["step"]) for state in learner.optimizer.state.values()), default=0)
+    steps = max((int(moments["step"]) for moments in learner.optimizer.state.values()), default=0)
     sizes = {str(f.relative_to(aside)): f.stat().st_size for f in sorted(aside.rglob("*")) if f.is_file()}
-    state = {"step": step, "optimizer_steps": steps, "success": success, "files": sizes}
-    write_text(aside / "state.json", json.dumps(state, indent=1))
+    write_text(aside / "state.json", json.dumps({**state, "optimizer_steps": steps, "files": sizes}, indent=1))
     for path in aside.rglob("*"):
         sync(path)
     shutil.rmtree(final, ignore_errors=True)

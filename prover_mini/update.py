@@ -20,6 +20,7 @@ import torch
 from kernels.grpo_loss import grpo_loss
 from kernels.segment_advantage import segment_advantage
 from prover_mini import distributed
+from prover_mini.balance import shared
 from prover_mini.config import Config
 from prover_mini.credit import Credit, batch
 from prover_mini.importance import importance_weight
@@ -136,15 +137,16 @@ class Learner:
         sums: Counter[str] = Counter()
         largest_gap = 0.0
         learning = [r for r in rows if len(r.targets) and (c.kl_coef or r.advantage.any())]
-        chunks = micro_batches(learning, c.micro_batch)
-        idle = self.weights.passes(len(chunks)) - len(chunks)
-        for chunk in chunks:
-            loss, stats = self._loss(chunk, max(denominator, 1.0))
-            loss.backward()
-            largest_gap = max(largest_gap, stats.pop("mismatch_max"))
-            sums.update({"loss": loss.item(), **stats})
-        for _ in range(idle):
-            (self._loss([idle_row()], 1.0)[0] * 0.0).backward()
+        with shared(learning) as mine:
+            chunks = micro_batches(mine, c.micro_batch)
+            idle = self.weights.passes(len(chunks)) - len(chunks)
+            for chunk in chunks:
+                loss, stats = self._loss(chunk, max(denominator, 1.0))
+                loss.backward()
+                largest_gap = max(largest_gap, stats.pop("mismatch_max"))
+                sums.update({"loss": loss.item(), **stats})
+            for _ in range(idle):
+                (self._loss([idle_row()], 1.0)[0] * 0.0).backward()
         gradient = self.weights.gradient()
         values = torch.tensor([sums[name] for name in SUMS], dtype=torch.float64)
         reduced = dict(zip(SUMS, distributed.sum_(values).tolist()))

@@ -43,7 +43,7 @@ class World:
 
     def __init__(self, problem: Problem, task: str):
         """Raises PDDLError for a problem that is no ALFWorld game."""
-        self.task = task
+        self.problem, self.task = problem, task
         self.names = number_names(problem.mentioned())
         self.kinds = dict(problem.read("objecttype") + problem.read("receptacletype"))
         self.places = {receptacle: place for receptacle, place in problem.read("receptacleatlocation")}
@@ -64,6 +64,10 @@ class World:
             here: STANDING | {go[r]: ("go", r, "") for r in self.receptacles if self.places[r] != here}
             for here in {self.start.place, *self.places.values()}
         }
+
+    def __reduce__(self) -> tuple:
+        """The goal's test consists of functions, which cannot leave a process; what made them can."""
+        return World, (self.problem, self.task)
 
     def commands(self, state: State) -> dict[str, Action]:
         """The admissible commands, with the actions that they stand for."""
