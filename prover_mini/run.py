@@ -31,7 +31,7 @@ from prover_mini import config as configuration
 from prover_mini import distributed
 from prover_mini.config import Config, dashed
 from prover_mini.credit import Credit, batch
-from prover_mini.errors import UserError
+from prover_mini.errors import SharedError, UserError
 from prover_mini.files import finite, read_metrics, step_name, write_text
 from prover_mini.summary import closing_table
 from prover_mini.tracker import Tracker, names_of
@@ -272,7 +272,7 @@ class Run:
         )
 
     def check(self, row: dict, groups: list[Group], credit: Credit) -> None:
-        """Looks at a logged step: keeps the batch of one that was skipped, for inspection. Raises UserError when
+        """Looks at a logged step: keeps the batch of one that was skipped, for inspection. Raises SharedError when
         `max_bad_steps` in a row taught nothing, because of a loss or gradient that was not finite or of errors in
         every episode. One or two such steps are a server that restarts, or bad luck."""
         skipped, failed = not row["update/applied"], row["env/error_rate"] == 1
@@ -285,7 +285,7 @@ class Run:
             else:
                 errors = (t.error for g in groups for t in g.trajectories)
                 reason = f"had errors in every episode, the last with {next(errors, 'one that another rank shows')}"
-            raise UserError(f"{self.bad_steps} steps in a row taught nothing, step {row['step']} {reason}")
+            raise SharedError(f"{self.bad_steps} steps in a row taught nothing, step {row['step']} {reason}")
 
     def stopped(self, step: int) -> None:
         """Says how to go on after a stop between steps."""
