@@ -62,19 +62,22 @@ class Measured:
     counts: dict[str, Counter] = field(default_factory=dict)  # "" holds the rollouts' own
 
 
-def measure(base: Config, methods: dict[str, Config], batches: int, say: Callable[[str], None]) -> Measured:
+def measure(
+    base: Config, methods: dict[str, Config], batches: int, say: Callable[[str], None], policy: str = ""
+) -> Measured:
     """Draws the batches and their gradients.
 
     Args:
         base: environment, policy, batch size and loss. Batch i is what step i of its run would draw.
         methods: configurations that differ from `base` in what is credited, and how.
+        policy: a directory with the weights, instead of those with which a run of `base` would start.
 
     Raises UserError for configurations that cannot be compared so.
     """
     check(base, methods)
     device = distributed.start(base.device, base.rank_timeout)
     suite = distributed.first(lambda: load_suite(base.env, base))
-    weights, tokenizer = parallel.load(policy_path(base), base, device)
+    weights, tokenizer = parallel.load(policy or policy_path(base), base, device)
     engine = Engine(weights.model, base.slots, base.max_context_tokens)
     self_check(engine)
     player = Player(engine, Chat(tokenizer, suite.instructions, base.max_observation_tokens), suite, base)

@@ -295,7 +295,7 @@ def align(args: argparse.Namespace, common: list[str], methods: dict[str, list[s
 
     if unfit := [name for name in ("grpo", "budget") if name in methods]:
         raise UserError(f"--methods {unfit[0]}: an alignment always shows GRPO, and GRPO with twice the rollouts")
-    start = of_checkpoint(Path(args.checkpoint)) if args.checkpoint else []
+    start, policy = of_checkpoint(Path(args.checkpoint)) if args.checkpoint else ([], "")
     base, _ = parse([*start, *common])
     configs = {name: parse([*start, *common, *flags])[0] for name, flags in methods.items()}
     alignment.check(base, configs)
@@ -304,28 +304,37 @@ def align(args: argparse.Namespace, common: list[str], methods: dict[str, list[s
         print(f"{out}: {args.batches} batches of {base.groups_per_step} x {base.group_size}; " + ", ".join(configs))
         return 0
     begun, cpu = time.perf_counter(), time.process_time()
-    measured = alignment.measure(base, configs, args.batches, lambda text: distributed.main() and print(text, flush=True))
+
+    def say(text: str) -> None:
+        if distributed.main():
+            print(text, flush=True)
+
+    measured = alignment.measure(base, configs, args.batches, say, policy)
     rows = alignment.results(measured, args.weights)
     if distributed.main():
-        seconds = {"wall": time.perf_counter() - begun, "cpu": time.process_time() - cpu}
-        line = shlex.join([*sys.orig_argv[:1], "-m", "prover_mini.compare", *sys.argv[1:]])
-        report_alignment(out, rows, base, configs, line, args.batches, seconds)
+        how = {
+            "command": shlex.join([*sys.orig_argv[:1], "-m", "prover_mini.compare", *sys.argv[1:]]),
+            "policy": policy or base.model,
+            "batches": args.batches,
+            "wall_seconds": time.perf_counter() - begun,
+            "cpu_seconds": time.process_time() - cpu,
+        }
+        report_alignment(out, rows, base, configs, how)
     return 0
 
 
-def of_checkpoint(path: Path) -> list[str]:
-    """Flags of a run's configuration, with the policy of its newest checkpoint or of the one that is named."""
+def of_checkpoint(path: Path) -> tuple[list[str], str]:
+    """Flags of a run's configuration, and the weights of its newest checkpoint or of the one that is named."""
     run = path if (path / "config.json").exists() else path.parent.parent
     if not (run / "config.json").exists():
         raise UserError(f"--checkpoint {path}: neither a run's directory nor one of its checkpoints/step_*")
-    saved = configuration.load(run / "config.json")
     if path == run:
         if not (run / "latest").exists():
             raise UserError(f"--checkpoint {path}: this run has no checkpoint yet")
         path = run / "checkpoints" / (run / "latest").read_text().strip()
-    saved.model = str(path / "model")
-    kept = {n: v for n, v in dataclasses.asdict(saved).items() if n not in OWN and n != "budget_matched"}
-    return [f"--{dashed(name)}={value}" for name, value in kept.items()]
+    saved = dataclasses.asdict(configuration.load(run / "config.json"))
+    kept = {name: value for name, value in saved.items() if name not in OWN and name != "budget_matched"}
+    return [f"--{dashed(name)}={value}" for name, value in kept.items()], str(path / "model")
 
 
 def free(stem: str) -> Path:

@@ -247,7 +247,7 @@ def test_a_study_of_real_runs_and_an_alignment_at_one_of_them(tmp_path, capsys):
     aligned = tmp_path / "alignment"
     assert main("--alignment", "--checkpoint", out / "prover-0", "--batches", 4, "--methods", "prover", "--out", aligned) == 0
     result = json.loads((aligned / "alignment.json").read_text())
-    assert result["config"]["model"] == str(out / "prover-0" / "checkpoints" / "step_000002" / "model")
+    assert result["config"]["model"] == "tiny" and result["policy"] == str(out / "prover-0" / "checkpoints" / "step_000002" / "model")
     assert result["config"]["groups_per_step"] == 4 and result["config"]["max_turns"] == 6
     assert [row["method"] for row in result["rows"]] == ["grpo", "grpo, twice the groups", "prover", "prover"]
     assert "| prover | 4 |" in (aligned / "alignment.md").read_text()
