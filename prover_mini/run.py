@@ -222,7 +222,8 @@ class Run:
         """
         self.step = self.step if step is None else step
         if self.bar:
-            self.bar.update(self.phase_bar, description=f"step {self.step}: {name}", completed=0, total=None)
+            self.bar.remove_task(self.phase_bar)  # a new one: an update cannot forget the last phase's total and time
+            self.phase_bar = self.bar.add_task(f"step {self.step}: {name}", total=None)
         start, cpu, idle = time.perf_counter(), time.process_time(), distributed.idle_seconds()
         try:
             yield
@@ -343,3 +344,4 @@ class Run:
         self.close()
         if self.active:
             self.console.print(closing_table(self.path, read_metrics(self.path / "metrics.jsonl"), self.config))
+            self.say(f"every step and trajectory as a page: python -m prover_mini.report {shlex.quote(str(self.path))}")

@@ -20,6 +20,7 @@ from tests.toys import toy_config
 
 ROW = {
     "step": 1, "success_rate": 0.25, "prover/proposed": 1, "prover/verified": 1, "prover/accepted": 1, "env/error_rate": 0.0,
+    "judge/calls": 1, "judge/failures": 0,
     "loss/policy": -0.1, "grad_norm": 0.5, "time/total": 2.0, "eval/success_rate": None, "eval/n": None, "eval/ci95": None,
 }  # fmt: skip
 EVALUATION = {"success_rate": 0.5, "n": 8, "ci95": [0.2, 0.8], "by_kind": {}, "errors": 0, "panel": "ab"}
@@ -88,6 +89,26 @@ def test_the_step_line_names_the_verdict(tmp_path, capsys):
     assert line.startswith(
         "step    1/3  success 0.250  1/1 segments accepted  turn 2 of task-7: 1/4 -> 3/4  loss -0.1000"
     )
+
+
+def test_on_a_terminal_a_bar_shows_the_phase(tmp_path, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # what makes the console take its output for a terminal
+    run = Run(tmp_path, toy_config(steps=3), 0)
+
+    def shown() -> tuple:
+        steps, phase = run.bar.tasks
+        return steps.completed, steps.total, phase.description, phase.completed, phase.total
+
+    with run.phase("rollout", 1):
+        assert shown() == (0, 3, "step 1: rollout", 0, None)
+        run.episodes("rollout", 5, 32)
+        assert shown() == (0, 3, "step 1: rollout", 5, 32)
+    with run.phase("train"):
+        assert shown() == (0, 3, "step 1: train", 0, None)
+    run.log(dict(ROW), [], None)
+    assert shown()[0] == 1
+    run.close()
+    assert not run.bar.live.is_started
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
