@@ -85,6 +85,11 @@ def test_any_text_comes_back_exactly(text, split):
     assert tokenizer().decode(encode(text, split), skip_special_tokens=False) == text
 
 
+def test_the_first_word_repeats():
+    first = tokenizer().decode([0])
+    assert len(encode(first * 3)) == 3 and tokenizer().decode(encode(first * 3)) == first * 3
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.one_of(st.sampled_from(MARKERS), st.text(max_size=8))).map("".join))
 def test_text_from_outside_never_makes_a_special_token(text):

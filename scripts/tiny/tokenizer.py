@@ -33,7 +33,7 @@ def build(words: Iterable[str]) -> PreTrainedTokenizerFast:
     spelled = dict.fromkeys(split.pre_tokenize_str(text)[0][0] for text in words)
     special = [PAD, START, END]
     pieces = [*spelled, *(byte for byte in alphabet if byte not in spelled)]
-    tokenizer = Tokenizer(models.Unigram([(piece, -1.0) for piece in pieces], unk_id=0))
+    tokenizer = Tokenizer(models.Unigram([(piece, -1.0) for piece in pieces]))  # every byte is known
     tokenizer.pre_tokenizer = split
     tokenizer.decoder = decoders.ByteLevel()
     # Outside the model's own pieces, so that text which merely spells them can be cut into bytes.
