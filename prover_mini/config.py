@@ -252,7 +252,7 @@ MINIMA = {
     "sequential": 0, "shrinkage": 0,
 }  # fmt: skip
 
-EMBEDDED = {("searchqa", "tiny")}
+EMBEDDED = {("searchqa", "tiny"), ("webshop", "tiny")}
 
 # The embedded policies are small enough to learn within minutes on two CPU cores; real models follow the literature.
 PRESETS: dict[tuple[str, bool], dict[str, Any]] = {
@@ -261,6 +261,10 @@ PRESETS: dict[tuple[str, bool], dict[str, Any]] = {
         "max_context_tokens": 384,
     },
     ("searchqa", False): {"max_turns": 30, "activation_checkpointing": True},
+    ("webshop", True): {
+        "steps": 40, "lr": 2e-4, "max_turns": 10, "max_turn_tokens": 16, "max_observation_tokens": 128,
+        "max_context_tokens": 640, "admissible": False,
+    },
     ("webshop", False): {
         "max_turns": 15, "max_observation_tokens": 2048, "max_context_tokens": 32768, "activation_checkpointing": True,
     },

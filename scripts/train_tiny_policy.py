@@ -25,7 +25,10 @@ from scripts.tiny.model import make_model, sharpen
 from scripts.tiny.recipe import Recipe
 
 # name of the policy: (module, its recipe)
-RECIPES = {"searchqa": ("scripts.tiny.searchqa.recipe", "RECIPE")}
+RECIPES = {
+    "searchqa": ("scripts.tiny.searchqa.recipe", "RECIPE"),
+    "webshop": ("scripts.tiny.webshop.recipe", "RECIPE"),
+}
 
 
 def make(recipe: Recipe, target: Path) -> None:
