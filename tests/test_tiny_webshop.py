@@ -205,5 +205,5 @@ def test_start_on_test_goals(suite):
     assert 0.2 <= sum(t.reward for t in played) / len(played) <= 0.5
     acted = [turn for t in played for turn in t.turns]
     assert sum(turn.valid for turn in acted) / len(acted) > 0.7
-    opened = [turn for turn in acted if turn.action.startswith("click[ B0") and "Next >" in turn.observation]
-    assert sum(turn.valid for turn in opened) / len(opened) > 0.95  # what it gets wrong are decisions, not asins
+    opened = [next(turn for turn in t.turns if "Next >" in turn.observation) for t in played if len(t.turns) > 1]
+    assert sum(turn.valid for turn in opened) / len(opened) > 0.9  # what it gets wrong are decisions, not asins
