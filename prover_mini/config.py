@@ -252,7 +252,7 @@ MINIMA = {
     "sequential": 0, "shrinkage": 0,
 }  # fmt: skip
 
-EMBEDDED = {("searchqa", "tiny"), ("webshop", "tiny")}
+EMBEDDED = {("searchqa", "tiny"), ("alfworld", "tiny"), ("alfworld", "tiny-rare"), ("webshop", "tiny")}
 
 # The embedded policies are small enough to learn within minutes on two CPU cores; real models follow the literature.
 PRESETS: dict[tuple[str, bool], dict[str, Any]] = {
@@ -267,6 +267,10 @@ PRESETS: dict[tuple[str, bool], dict[str, Any]] = {
     },
     ("webshop", False): {
         "max_turns": 15, "max_observation_tokens": 2048, "max_context_tokens": 32768, "activation_checkpointing": True,
+    },
+    ("alfworld", True): {
+        "steps": 60, "lr": 2e-4, "max_turns": 16, "max_turn_tokens": 8, "max_observation_tokens": 64,
+        "max_context_tokens": 384, "admissible": False,
     },
     ("alfworld", False): {
         "max_turns": 50, "max_observation_tokens": 1024, "max_context_tokens": 32768, "activation_checkpointing": True,

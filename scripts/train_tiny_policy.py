@@ -1,6 +1,7 @@
 """Makes an embedded policy, a directory below prover_mini/assets, from nothing: one command, one CPU core, minutes.
 
     python -m scripts.train_tiny_policy searchqa
+    python -m scripts.train_tiny_policy alfworld         and then alfworld-rare, which goes on from it
 
 A small Qwen imitates a fallible scripted player of its environment; `scripts/tiny` holds a recipe for each policy.
 """
@@ -18,16 +19,18 @@ import numpy as np
 import torch
 from transformers.utils import logging
 
-from prover_mini.model import ASSETS
+from prover_mini.model import ASSETS, load_policy
 from scripts.tiny import tokenizer as tokenizers
 from scripts.tiny.imitation import imitate
-from scripts.tiny.model import make_model, sharpen
+from scripts.tiny.model import make_model, sharpen, start_near_kinds
 from scripts.tiny.recipe import Recipe
 
 # name of the policy: (module, its recipe)
 RECIPES = {
     "searchqa": ("scripts.tiny.searchqa.recipe", "RECIPE"),
     "webshop": ("scripts.tiny.webshop.recipe", "RECIPE"),
+    "alfworld": ("scripts.tiny.alfworld.recipe", "RECIPE"),
+    "alfworld-rare": ("scripts.tiny.alfworld.recipe", "RARE"),
 }
 
 
@@ -37,9 +40,14 @@ def make(recipe: Recipe, target: Path) -> None:
     data = recipe.demonstrations(tokenizer)
     rate, tokens = np.mean([d.success for d in data]), sum(len(d.ids) for d in data)
     print(f"\r{len(data)} episodes, {tokens / 1e6:.1f} M tokens, success {rate:.2f}")
-    model = make_model(
-        len(tokenizer), tokenizer.pad_token_id, tokenizer.eos_token_id, recipe.layers, recipe.hidden
-    )
+    if recipe.start:
+        model, _ = load_policy(str(ASSETS / recipe.start), "float32", torch.device("cpu"))
+    else:
+        model = make_model(
+            len(tokenizer), tokenizer.pad_token_id, tokenizer.eos_token_id, recipe.layers, recipe.hidden
+        )
+        pairs = recipe.kinds().items()
+        start_near_kinds(model, dict(tokenizer.encode(word + kind, add_special_tokens=False) for word, kind in pairs))
     print(f"{sum(p.numel() for p in model.parameters()) / 1e3:.0f} k parameters", flush=True)
     imitate(model, data, recipe.steps, recipe.batch, recipe.peak_lr)
     sharpen(model, recipe.sharpness)

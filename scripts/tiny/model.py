@@ -66,6 +66,14 @@ def start_as_copying(attention: torch.nn.Module) -> None:
 
 
 @torch.no_grad()
+def start_near_kinds(model, kind_of: dict[int, int]) -> None:
+    """Gives tokens half of their kind's embedding, so that attention to a kind finds its instances from the start."""
+    embedding_VD = model.model.embed_tokens.weight
+    for token, kind in kind_of.items():
+        embedding_VD[token].add_(embedding_VD[kind]).mul_(0.5**0.5)
+
+
+@torch.no_grad()
 def sharpen(model, factor: float) -> None:
     """Multiplies the logits through the final norm's weight, which a Qwen3.5 stores as its difference from 1."""
     weight = model.model.norm.weight

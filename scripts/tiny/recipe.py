@@ -22,6 +22,8 @@ class Recipe:
         steps, batch: of the imitation, in optimizer steps and episodes.
         peak_lr: AdamW's learning rate after warm-up.
         sharpness: the logits of the finished policy are multiplied by this.
+        kinds: for some of the words the word of their kind, near which their embedding starts.
+        start: an embedded policy of the same words and shape, to go on from; without one the weights are random.
     """
 
     words: Callable[[], list[str]]
@@ -32,3 +34,5 @@ class Recipe:
     batch: int = 64
     peak_lr: float = 3e-3
     sharpness: float = 1.0
+    kinds: Callable[[], dict[str, str]] = dict
+    start: str = ""
