@@ -1,10 +1,12 @@
-"""Decoding and verification in the engine with a random-weight Qwen3.5 of 2B size, on this GPU.
+"""Decoding and verification in the engine with a random-weight Qwen3.5 of 2B or 4B size, on this GPU.
 
-    python -m benchmarks.gpu_engine [--slots 128] [--prompt 1024] [--new 128] [--layers 24]
+    python -m benchmarks.gpu_engine [--model 2B] [--slots 128] [--prompt 1024] [--new 128] [--layers N]
 
-Decoding reads all weights once per token of every slot, so the floor is the time to read them at this card's copy
-rate (K/V and recurrent states not counted). Verification: 2 K = 16 continuations of `new` tokens from two boundaries,
-with restored states and with the prefix computed again for each.
+First the engine is compared with the model's own forward, and steps from CUDA graphs with the same steps without.
+A step of decoding reads all weights once, and of every slot the K/V and the recurrent and convolution states, and
+writes these states: at this card's copy rate that is its floor. Three ways are timed, each with sampling: CUDA graphs,
+the same kernels launched from Python, and torch operations in shapes of the moment, as on a CPU. Verification: 2 K = 16
+continuations of `new` tokens from two boundaries, with restored states and with the prefix computed again for each.
 """
 
 from __future__ import annotations
@@ -16,20 +18,30 @@ import time
 import numpy as np
 import torch
 
-from prover_mini.engine import Engine
+from prover_mini.engine import Engine, self_check
 
 CONTINUATIONS = 8
+SHAPES = {
+    "2B": dict(
+        hidden_size=2048, intermediate_size=6144, num_hidden_layers=24, num_attention_heads=8, num_key_value_heads=2,
+        linear_num_value_heads=16,
+    ),
+    "4B": dict(
+        hidden_size=2560, intermediate_size=9216, num_hidden_layers=32, num_attention_heads=16, num_key_value_heads=4,
+        linear_num_value_heads=32,
+    ),
+}  # fmt: skip
 
 
-def random_model(layers: int, device: str):
-    """The text model of Qwen3.5-2B with random weights."""
+def random_model(name: str, layers: int, device: str):
+    """The text model of Qwen3.5 in that size with random weights."""
     from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
-    kinds = ["full_attention" if i % 4 == 3 else "linear_attention" for i in range(layers)]
+    shape = SHAPES[name] | ({"num_hidden_layers": layers} if layers else {})
+    kinds = ["full_attention" if i % 4 == 3 else "linear_attention" for i in range(shape["num_hidden_layers"])]
     config = Qwen3_5TextConfig(
-        vocab_size=248_320, hidden_size=2048, intermediate_size=6144, num_hidden_layers=layers, layer_types=kinds,
-        num_attention_heads=8, num_key_value_heads=2, head_dim=256, linear_num_key_heads=16, linear_num_value_heads=16,
-        linear_key_head_dim=128, linear_value_head_dim=128, tie_word_embeddings=True, max_position_embeddings=32_768,
+        vocab_size=248_320, layer_types=kinds, head_dim=256, linear_num_key_heads=16, linear_key_head_dim=128,
+        linear_value_head_dim=128, tie_word_embeddings=True, max_position_embeddings=32_768, **shape,
     )  # fmt: skip
     torch.set_default_dtype(torch.bfloat16)
     with torch.device(device):
@@ -54,43 +66,97 @@ def generate(engine: Engine, rows: list[int], new: int, random: np.random.Genera
         engine.decode(rows, tokens)
 
 
+def step_bytes(engine: Engine, rows: list[int]) -> int:
+    """Bytes that one decode step of these rows must move."""
+    memory, share = engine._memory, len(rows) / engine.slots
+    weights = sum(p.nbytes for p in engine.model.parameters())
+    states = 2 * share * (memory.recurrent_LSHKV.nbytes + memory.conv_LSWC.nbytes)
+    slot_token = 2 * memory.key_ASJTE.nbytes / engine.slots / memory.key_ASJTE.shape[3]
+    return int(weights + states + slot_token * sum(engine.lengths[row] for row in rows))
+
+
+def graphs_differ(engine: Engine, prompts: list[list[int]]) -> float:
+    """Largest difference of a hidden state between three steps from graphs and the same without, relative to its scale."""
+    rows = list(range(min(5, engine.slots)))[::-1]
+    results = []
+    for graphs in (True, False):
+        engine._decoder.graphs = graphs
+        engine.clear(rows)
+        engine.extend(rows, [prompts[row][: 5 + 7 * row] for row in rows])
+        for cut in (0, 1, 2):
+            engine.decode(rows[cut:], [prompts[row][100 + cut] for row in rows[cut:]])
+        results.append(engine._memory.hidden_SD[rows].float())
+    engine._decoder.graphs = True
+    return ((results[0] - results[1]).abs().max() / results[1].std()).item()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=SHAPES, default="2B")
     parser.add_argument("--slots", type=int, default=128)
     parser.add_argument("--prompt", type=int, default=1024)
     parser.add_argument("--new", type=int, default=128)
-    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--layers", type=int, default=0, help="0: all of the model's")
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
     device, new = options.device, options.new
     random = np.random.default_rng(0)
-    model = random_model(options.layers, device)
-    engine = Engine(model, options.slots, options.prompt + 2 * new + 8)
-    weight_bytes = sum(p.nbytes for p in model.parameters())
+    torch.manual_seed(0)
+    model = random_model(options.model, options.layers, device)
+    engine = Engine(model, options.slots, options.prompt + 4 * new + 16)
     prompts = random.integers(0, 248_000, (options.slots, options.prompt)).tolist()
     rows = list(range(options.slots))
 
-    engine.extend(rows[:2], [p[:64] for p in prompts[:2]])  # warm up
-    generate(engine, rows[:2], 3, random)
+    self_check(engine)
+    print(f"{options.model}: the engine agrees with the model's own forward")
+    if device == "cuda":
+        difference = graphs_differ(engine, prompts)
+        print(f"decoding with and without CUDA graphs: hidden states differ by at most {difference:.1e} of their scale")
+        if not difference <= 0.02:
+            print("FAILED: CUDA graphs compute something else")
+            return 1
+
     engine.clear(rows)
     prefill = seconds(lambda: engine.extend(rows, prompts), device)
-    generate(engine, rows, 4, random)
-    decode = seconds(lambda: generate(engine, rows, new, random), device)
     print(f"prefill {options.slots * options.prompt / prefill:,.0f} tokens/s")
-    rate = options.slots * new / decode
-    line = f"decode  {rate:,.0f} tokens/s at {options.slots} slots, {1e3 * decode / new:.2f} ms a step"
+    decoding(engine, rows, new, random, device)
+    verification(engine, prompts[0], new, random, device)
+    return 0
+
+
+def decoding(engine: Engine, rows: list[int], new: int, random: np.random.Generator, device: str) -> None:
+    rate = 0.0
     if device == "cuda":
         from benchmarks.kernels_gpu import copy_rate
 
-        floor = weight_bytes / copy_rate()
-        line += f", {100 * floor * new / decode:.0f} % of the floor of {1e3 * floor:.2f} ms"
-    print(line)
+        rate = copy_rate()
+    decoder = engine._decoder
+    for name in ("CUDA graphs", "kernels, no graphs", "torch operations"):
+        if name != "torch operations":
+            if decoder is None:
+                continue
+            decoder.graphs = name == "CUDA graphs"
+        engine._decoder = None if name == "torch operations" else decoder
+        made = seconds(lambda: generate(engine, rows, 3, random), device)
+        floor = step_bytes(engine, rows) / rate if rate else 0.0
+        step = seconds(lambda: generate(engine, rows, new, random), device) / new
+        sampling = seconds(lambda: [engine.sample(rows, random.random(len(rows)), 1.0) for _ in range(8)], device) / 8
+        line = f"decode, {name:20} {len(rows) / step:9,.0f} tokens/s at {len(rows)} slots, {1e3 * step:.2f} ms a step"
+        line += f" ({1e3 * sampling:.2f} of them sampling; the first three took {made:.1f} s)"
+        if floor:
+            line += f", {100 * floor / step:.0f} % of the floor of {1e3 * floor:.2f} ms"
+        print(line, flush=True)
+    engine._decoder = decoder
+    if decoder is not None:
+        decoder.graphs = device == "cuda"
 
-    half = options.prompt // 2
+
+def verification(engine: Engine, prompt: list[int], new: int, random: np.random.Generator, device: str) -> None:
+    rows, half = list(range(engine.slots)), len(prompt) // 2
     engine.clear(rows)
-    engine.extend([0], [prompts[0][:half]])
+    engine.extend([0], [prompt[:half]])
     marks = engine.mark([0])
-    engine.extend([0], [prompts[0][half:]])
+    engine.extend([0], [prompt[half:]])
     states = engine.seal(0, marks + engine.mark([0]))
     branches = [state for state in states for _ in range(CONTINUATIONS)]
     targets = rows[: len(branches)]
@@ -101,13 +167,14 @@ def main() -> int:
 
     def recomputed():
         engine.clear(targets)
-        engine.extend(targets, [prompts[0][: state.length] for state in branches])
+        engine.extend(targets, [prompt[: state.length] for state in branches])
         generate(engine, targets, new, random)
 
     engine.clear(targets)
+    engine.extend(targets, [prompt[:2]] * len(targets))
+    generate(engine, targets, 2, random)  # makes the graph of this size
     with_forks, without = seconds(forked, device), seconds(recomputed, device)
     print(f"verification of one segment: {with_forks:.2f} s with forks, {without:.2f} s with recomputed prefixes")
-    return 0
 
 
 if __name__ == "__main__":

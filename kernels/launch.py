@@ -49,6 +49,31 @@ TABLE: dict[str, list[tuple[tuple[str, ...], float, dict[str, int]]]] = {
         (("gfx942",), float("inf"), {"BLOCK": 4096, "num_warps": 8}),
         (ANY, float("inf"), {"BLOCK": 8192, "num_warps": 16}),
     ],
+    # size: columns of a row, all in one tile
+    "rms_norm": [
+        (ANY, 256, {"BLOCK": 256, "num_warps": 1}),
+        (ANY, 1024, {"BLOCK": 1024, "num_warps": 4}),
+        (ANY, 4096, {"BLOCK": 4096, "num_warps": 8}),
+        (ANY, float("inf"), {"BLOCK": 16_384, "num_warps": 16}),
+    ],
+    # size: entries of one head's state, all in registers: 64 a thread leave room for what they are multiplied with
+    "gated_delta_rule": [
+        (ANY, 1024, {"num_warps": 1}),
+        (ANY, 4096, {"num_warps": 4}),
+        (("sm_90", "sm_100"), 2**14, {"num_warps": 8, "maxnreg": 128}),  # two programs on each multiprocessor
+        (ANY, 2**14, {"num_warps": 8}),
+    ],
+    # size: head size. Two tiles of BLOCK keys and of BLOCK values are on their way while a third is used
+    "decode_attention": [
+        (("gfx942",), 128, {"BLOCK": 64, "num_warps": 4, "num_stages": 2}),
+        (("gfx942",), float("inf"), {"BLOCK": 32, "num_warps": 4, "num_stages": 2}),
+        (ANY, 128, {"BLOCK": 64, "num_warps": 4, "num_stages": 3}),
+        (ANY, float("inf"), {"BLOCK": 32, "num_warps": 4, "num_stages": 3}),
+    ],
+    "decode_attention_fp32": [
+        (("gfx942",), float("inf"), {"BLOCK": 16, "num_warps": 4, "num_stages": 2}),
+        (ANY, float("inf"), {"BLOCK": 16, "num_warps": 4, "num_stages": 3}),
+    ],
 }
 
 
@@ -69,6 +94,9 @@ def architecture(device: torch.device) -> str:
 
 
 def parameters(kernel: str, size: int, device: torch.device) -> dict[str, int]:
-    """Launch parameters for `size` tokens or columns: BLOCK and num_warps."""
-    name = architecture(device)
-    return next(entry for architectures, limit, entry in TABLE[kernel] if name in architectures and size <= limit)
+    """Launch parameters for a size as the table counts it."""
+    return entry(kernel, size, architecture(device))
+
+
+def entry(kernel: str, size: int, name: str) -> dict[str, int]:
+    return next(found for names, limit, found in TABLE[kernel] if name in names and size <= limit)

@@ -20,8 +20,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from kernels.launch import fused
+from prover_mini.decode import Decoder
 from prover_mini.errors import UserError
-from prover_mini.forward import Chunk, check_supported, forward, make_memory, rope_tables
+from prover_mini.forward import Chunk, check_supported, forward, make_memory, make_tables, place
 
 BATCH_TOKENS = 8192  # padded tokens in one forward of `extend`, which bounds its activations
 BUSY_SHARE = 0.75  # above it, decoding a span of slots with idle rows is cheaper than gathering the busy rows
@@ -95,10 +97,11 @@ class Engine:
         self.weight_version = 0
         self.tokens_forwarded = 0
         self._stale: set[int] = set()
-        self._cos_TE, self._sin_TE = rope_tables(model, max_tokens + 1)
+        self._tables = make_tables(model, self._memory)
         self._range = torch.arange(max_tokens + 1, device=self.device)
-        lanes = slots * self._memory.key_ASJTE.shape[2]  # each slot and K/V head has its own run of positions
-        self._lanes_SJ = torch.arange(lanes, device=self.device).view(slots, -1) * (max_tokens + 1)
+        self._decoder = None  # a CPU is faster in the shapes of the moment
+        if fused(self._memory.hidden_SD):
+            self._decoder = Decoder(model, self._memory, self._tables, graphs=self.device.type == "cuda")
 
     @property
     def device(self) -> torch.device:
@@ -128,22 +131,15 @@ class Engine:
             self._advance(batch_rows, counts)
 
     @torch.inference_mode()
-    def decode(self, rows: list[int], tokens: list[int] | Tensor) -> None:
+    def decode(self, rows: list[int], tokens: list[int]) -> None:
         """Consumes one token per listed row."""
         self._check(rows, [1] * len(rows))
         if not rows:
             return
-        ids_B1 = torch.as_tensor(tokens, device=self.device)[:, None]
-        first, span = min(rows), max(rows) - min(rows) + 1
-        if len(rows) >= BUSY_SHARE * span:
-            counts = [0] * span
-            for row in rows:
-                counts[row - first] = 1
-            places = torch.tensor(rows, device=self.device) - first
-            ids_B1 = ids_B1.new_zeros(span, 1).index_copy_(0, places, ids_B1)
-            self._forward(list(range(first, first + span)), ids_B1, counts if len(rows) < span else None)
+        if self._decoder:
+            self._decoder(rows, tokens, self.lengths)
         else:
-            self._forward(rows, ids_B1, None)
+            self._decode(rows, tokens)
         self._advance(rows, [1] * len(rows))
 
     @torch.inference_mode()
@@ -174,11 +170,13 @@ class Engine:
             tokens_B1 = torch.searchsorted(cdf_BV, targets_B1, right=True).clamp_(max=logits_BV.shape[1] - 1)
         else:
             tokens_B1 = logits_BV.argmax(-1, keepdim=True)
-        logprobs = (logits_BV.gather(1, tokens_B1) - total_B1.log())[:, 0].tolist()
+        logprobs_B1 = logits_BV.gather(1, tokens_B1) - total_B1.log()
+        # one wait for the device; float64 holds every token number exactly
+        tokens, logprobs = torch.cat((tokens_B1, logprobs_B1), 1).T.tolist()
         if not math.isfinite(sum(logprobs)):
             bad = next(row for row, logprob in zip(rows, logprobs) if not math.isfinite(logprob))
             raise FloatingPointError(f"slot {bad}: the model's logits are not finite; lower --lr, or start anew")
-        return tokens_B1[:, 0].tolist(), logprobs
+        return list(map(int, tokens)), logprobs
 
     @torch.inference_mode()
     def fork(self, sources: list[int], targets: list[int]) -> None:
@@ -262,6 +260,19 @@ class Engine:
             return slice(rows[0], rows[0] + len(rows))
         return torch.tensor(rows, dtype=torch.long, device=self.device)
 
+    def _decode(self, rows: list[int], tokens: list[int]) -> None:
+        ids_B1 = torch.tensor(tokens, device=self.device)[:, None]
+        first, span = min(rows), max(rows) - min(rows) + 1
+        if len(rows) >= BUSY_SHARE * span:
+            counts = [0] * span
+            for row in rows:
+                counts[row - first] = 1
+            places = torch.tensor(rows, device=self.device) - first
+            ids_B1 = ids_B1.new_zeros(span, 1).index_copy_(0, places, ids_B1)
+            self._forward(list(range(first, first + span)), ids_B1, counts if len(rows) < span else None)
+        else:
+            self._forward(rows, ids_B1, None)
+
     def _forward(self, rows: list[int], ids_BT: Tensor, counts: list[int] | None) -> None:
         """Runs a chunk; `counts` None means that every token is real."""
         T, index = ids_BT.shape[1], self._index(rows)
@@ -269,16 +280,16 @@ class Engine:
         positions_BT = torch.tensor(starts, device=self.device)[:, None] + self._range[:T]
         if max(starts) + T > self.max_tokens:  # only pads reach beyond
             positions_BT.clamp_(max=self.max_tokens)
-        write_BJT = self._lanes_SJ[index, :, None] + positions_BT[:, None]
         keys, mask = 0, None
         if any(starts):
             keys = max(map(sum, zip(starts, counts or [T] * len(rows))))
             if T > 1 or min(starts) + 1 < keys:
-                mask = torch.zeros(len(rows), 1, T, keys, dtype=self._cos_TE.dtype, device=self.device)
+                mask = torch.zeros(len(rows), 1, T, keys, dtype=self._memory.key_ASJTE.dtype, device=self.device)
                 mask.masked_fill_(self._range[:keys] > positions_BT[:, None, :, None], -torch.inf)
         counts_B = None if counts is None else torch.tensor(counts, device=self.device)
-        cos, sin = self._cos_TE[positions_BT], self._sin_TE[positions_BT]
-        forward(self.model, self._memory, Chunk(ids_BT, index, counts_B, write_BJT.flatten(), keys, mask, cos, sin))
+        where = place(self._tables, index, positions_BT)
+        chunk = Chunk(ids_BT, index, counts_B, **where, keys=keys, mask_B1TN=mask)
+        forward(self.model, self._memory, chunk)
 
     def _advance(self, rows: list[int], counts: list[int]) -> None:
         for row, count in zip(rows, counts):

@@ -7,7 +7,7 @@ and the convolution window is taken at each row's own end: a padded row ends exa
 
 The weights are read from the modules at every call, so an optimizer step needs no copy into the engine.
 Supported: Qwen3.5 (any mixture of attention and Gated DeltaNet layers), Qwen3, Qwen2.5.
-Equations: the model's own in transformers; gated delta rule in `delta_rule.py`.
+Equations: the model's own in transformers; what is between the projections in `kernels`.
 
 Shapes: B rows of the chunk, S slots, T tokens, N keys attended to, D hidden, H heads, J K/V heads, E head size,
 A attention layers, L linear layers, C convolution channels, W convolution width.
@@ -23,7 +23,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, Qwen2ForCausalLM, Qwen3_5ForCausalLM, Qwen3ForCausalLM
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNorm
 
-from prover_mini.delta_rule import delta_rule, unit_heads
+from kernels.decode_attention import decode_attention
+from kernels.gated_delta_rule import GatedDeltaWeights, gated_delta_rule
+from kernels.rms_norm import rms_norm
 from prover_mini.errors import UserError
 
 SUPPORTED = (Qwen3_5ForCausalLM, Qwen3ForCausalLM, Qwen2ForCausalLM)
@@ -41,23 +43,31 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class Tables:
+    """What a chunk looks up by position and slot."""
+
+    cos_TE: Tensor  # [positions, 1, E]
+    sin_TE: Tensor  # [positions, 1, E], the first half negated
+    lanes_SJ: Tensor  # where each slot's run of positions begins in the flattened K/V buffers, per K/V head
+
+
+@dataclass(frozen=True)
 class Chunk:
-    """One forward's input, and all that its layers share. `rows`: a slice (views) or indices (gathered copies)."""
+    """One forward's input, and all that its layers share. `rows`: a slice (views) or indices (gathered copies).
+
+    `keys` and `mask_B1TN` say what a chunk attends to. A chunk of one token may say it by `lengths_B` instead, which
+    lets every shape in it be known beforehand.
+    """
 
     ids_BT: Tensor
     rows: slice | Tensor
     counts_B: Tensor | None  # None: every token is real
     write: Tensor  # [B * J * T], where K and V go in the flattened buffer
-    keys: int  # N; 0 when every row starts empty, so that the chunk attends to itself alone
-    mask_BNT: Tensor | None  # [B, 1, T, N], added to the scores
     cos_BTE: Tensor  # [B, T, 1, E]
-    sin_BTE: Tensor  # [B, T, 1, E], the first half negated
-
-    @property
-    def real_BT(self) -> Tensor | None:
-        if self.counts_B is None:
-            return None
-        return torch.arange(self.ids_BT.shape[1], device=self.ids_BT.device) < self.counts_B[:, None]
+    sin_BTE: Tensor
+    keys: int = 0  # N; 0 when every row starts empty, so that the chunk attends to itself alone
+    mask_B1TN: Tensor | None = None  # added to the scores
+    lengths_B: Tensor | None = None  # keys of each row, its new one included; 0: the row idles
 
 
 def check_supported(model: PreTrainedModel) -> None:
@@ -96,54 +106,57 @@ def make_memory(model: PreTrainedModel, slots: int, max_tokens: int) -> Memory:
     return Memory(zeros(*kv), zeros(*kv), conv, recurrent, zeros(slots, config.hidden_size))
 
 
-def rope_tables(model: PreTrainedModel, tokens: int) -> tuple[Tensor, Tensor]:
-    """cos and sin [tokens, 1, E] of every position, as the model's own rotary module computes them."""
+def make_tables(model: PreTrainedModel, memory: Memory) -> Tables:
+    """cos and sin of every position, as the model's own rotary module computes them, and the slots' places."""
     weight = model.model.embed_tokens.weight
+    slots, heads, tokens = memory.key_ASJTE.shape[1:4]
+    lanes_SJ = torch.arange(slots * heads, device=weight.device).view(slots, heads) * tokens
     rotary, positions = model.model.rotary_emb, torch.arange(tokens, device=weight.device)[None]
     if hasattr(rotary, "mrope_section"):  # Qwen3.5 rotates by time, height and width, which are one for text
         positions = positions.expand(3, 1, -1)
     cos_1TE, sin_1TE = rotary(weight, positions)
     half = sin_1TE.shape[-1] // 2
-    return cos_1TE[0, :, None], torch.cat((-sin_1TE[..., :half], sin_1TE[..., half:]), -1)[0, :, None]
+    sin_1TE = torch.cat((-sin_1TE[..., :half], sin_1TE[..., half:]), -1)
+    return Tables(cos_1TE[0, :, None], sin_1TE[0, :, None], lanes_SJ)
+
+
+def place(tables: Tables, rows: slice | Tensor, positions_BT: Tensor) -> dict[str, Tensor]:
+    """The fields of a `Chunk` that follow from where its tokens are."""
+    write_BJT = tables.lanes_SJ[rows, :, None] + positions_BT[:, None]
+    return {
+        "write": write_BJT.flatten(), "cos_BTE": tables.cos_TE[positions_BT], "sin_BTE": tables.sin_TE[positions_BT]
+    }  # fmt: skip
 
 
 def forward(model: PreTrainedModel, memory: Memory, chunk: Chunk) -> None:
     """Consumes the chunk: advances K/V, states and last hidden of its rows in place."""
     x_BTD = model.model.embed_tokens(chunk.ids_BT)
-    real_BT = chunk.real_BT
     attention = linear = 0
     for layer, kind in zip(model.model.layers, model.config.layer_types):
-        h_BTD = rms_norm(x_BTD, layer.input_layernorm)
+        h_BTD = normalised(x_BTD, layer.input_layernorm)
         if kind == "full_attention":
             cache = memory.key_ASJTE[attention], memory.value_ASJTE[attention]
             x_BTD = x_BTD + self_attention(layer.self_attn, h_BTD, chunk, *cache)
             attention += 1
         else:
             states = memory.conv_LSWC[linear], memory.recurrent_LSHKV[linear]
-            x_BTD = x_BTD + gated_delta_net(layer.linear_attn, h_BTD, chunk, real_BT, *states)
+            x_BTD = x_BTD + gated_delta_net(layer.linear_attn, h_BTD, chunk, *states)
             linear += 1
-        x_BTD = x_BTD + layer.mlp(rms_norm(x_BTD, layer.post_attention_layernorm))
+        x_BTD = x_BTD + layer.mlp(normalised(x_BTD, layer.post_attention_layernorm))
     rows, counts_B = chunk.rows, chunk.counts_B
     if counts_B is None:
-        memory.hidden_SD[rows] = rms_norm(x_BTD[:, -1], model.model.norm)
+        memory.hidden_SD[rows] = normalised(x_BTD[:, -1], model.model.norm)
     else:
         last_B = (counts_B - 1).clamp(min=0)
-        last_BD = rms_norm(x_BTD[torch.arange(len(last_B), device=last_B.device), last_B], model.model.norm)
+        last_BD = normalised(x_BTD[torch.arange(len(last_B), device=last_B.device), last_B], model.model.norm)
         memory.hidden_SD[rows] = torch.where(counts_B[:, None] > 0, last_BD, memory.hidden_SD[rows])
 
 
-def rms_norm(x: Tensor, norm: nn.Module) -> Tensor:
-    """Root mean square norm over the last dimension, in fp32; Qwen3.5 stores its scale as a difference from one."""
+def normalised(x: Tensor, norm: nn.Module) -> Tensor:
+    """Root mean square norm by a norm of the model; Qwen3.5 stores its scale as a difference from one."""
     if isinstance(norm, Qwen3_5RMSNorm):
-        scale, eps = 1.0 + norm.weight.float(), norm.eps
-    else:
-        scale, eps = norm.weight.float(), norm.variance_epsilon
-    size = scale.shape[0]
-    if x.is_cuda:
-        return F.rms_norm(x.float(), (size,), scale, eps).type_as(x)
-    x_fp32 = x.float()  # on a CPU, `F.rms_norm` is a composite that takes twice as long
-    squares = torch.linalg.vector_norm(x_fp32, dim=-1, keepdim=True).square_()
-    return (x_fp32 * squares.div_(size).add_(eps).rsqrt_()).mul_(scale).type_as(x)
+        return rms_norm(x, norm.weight, norm.eps, offset=1.0)
+    return rms_norm(x, norm.weight, norm.variance_epsilon)
 
 
 def rotate_(x_BTHE: Tensor, chunk: Chunk) -> Tensor:
@@ -164,63 +177,46 @@ def self_attention(attn: nn.Module, x_BTD: Tensor, chunk: Chunk, key_SJTE: Tenso
         q_BTHE, gate_BTD = q_BTHE.view(B, T, -1, 2 * size).chunk(2, -1)
     q_BTHE = q_BTHE.reshape(B, T, -1, size)
     if hasattr(attn, "q_norm"):
-        q_BTHE, k_BTJE = rms_norm(q_BTHE, attn.q_norm), rms_norm(k_BTJE, attn.k_norm)
+        q_BTHE, k_BTJE = normalised(q_BTHE, attn.q_norm), normalised(k_BTJE, attn.k_norm)
     q_BHTE = rotate_(q_BTHE, chunk).transpose(1, 2)
     k_BJTE, v_BJTE = rotate_(k_BTJE, chunk).transpose(1, 2), v_BTJE.transpose(1, 2)
     key_SJTE.view(-1, size).index_copy_(0, chunk.write, k_BJTE.reshape(-1, size))
     value_SJTE.view(-1, size).index_copy_(0, chunk.write, v_BJTE.reshape(-1, size))
-    if chunk.keys:
-        k_BJTE, v_BJTE = key_SJTE[chunk.rows, :, : chunk.keys], value_SJTE[chunk.rows, :, : chunk.keys]
-    if T == 1:  # the heads that share a K/V head are like T = H / J tokens of it, which reads K and V once for all
-        q_BHTE = q_BHTE.view(B, k_BJTE.shape[1], -1, size)
-    out_BHTE = F.scaled_dot_product_attention(
-        q_BHTE, k_BJTE, v_BJTE, attn_mask=chunk.mask_BNT, is_causal=not chunk.keys,
-        scale=attn.scaling, enable_gqa=q_BHTE.shape[1] != k_BJTE.shape[1],
-    )
-    if T == 1:
-        out_BHTE = out_BHTE.reshape(B, -1, 1, size)
+    if chunk.lengths_B is None:
+        out_BHTE = masked_attention(q_BHTE, k_BJTE, v_BJTE, chunk, key_SJTE, value_SJTE, attn.scaling)
+    else:
+        q_BHE = q_BHTE[:, :, 0].contiguous()
+        out_BHE = decode_attention(q_BHE, key_SJTE, value_SJTE, chunk.rows, chunk.lengths_B, attn.scaling)
+        out_BHTE = out_BHE[:, :, None]
     out_BTD = out_BHTE.transpose(1, 2).reshape(B, T, -1)
     if gate_BTD is not None:
         out_BTD = out_BTD * gate_BTD.reshape(B, T, -1).sigmoid()
     return attn.o_proj(out_BTD)
 
 
-def gated_delta_net(
-    net: nn.Module, x_BTD: Tensor, chunk: Chunk, real_BT: Tensor | None, conv_SWC: Tensor, recurrent_SHKV: Tensor
-) -> Tensor:
+def masked_attention(q_BHTE, k_BJTE, v_BJTE, chunk: Chunk, key_SJTE, value_SJTE, scale: float) -> Tensor:
+    """Attention outputs [B, H, T, E]; `k_BJTE` and `v_BJTE` are the chunk's own, which the cache holds already."""
+    B, H, T, size = q_BHTE.shape
+    if chunk.keys:
+        k_BJTE, v_BJTE = key_SJTE[chunk.rows, :, : chunk.keys], value_SJTE[chunk.rows, :, : chunk.keys]
+    if T == 1:  # the heads that share a K/V head are like T = H / J tokens of it, which reads K and V once for all
+        q_BHTE = q_BHTE.view(B, k_BJTE.shape[1], -1, size)
+    out_BHTE = F.scaled_dot_product_attention(
+        q_BHTE, k_BJTE, v_BJTE, attn_mask=chunk.mask_B1TN, is_causal=not chunk.keys, scale=scale,
+        enable_gqa=q_BHTE.shape[1] != k_BJTE.shape[1],
+    )  # fmt: skip
+    return out_BHTE.reshape(B, H, T, size)
+
+
+def gated_delta_net(net: nn.Module, x_BTD: Tensor, chunk: Chunk, conv_SWC: Tensor, recurrent_SHKV: Tensor) -> Tensor:
     """Short convolution, gated delta rule, gated norm; advances both states of the rows in place."""
     B, T = x_BTD.shape[:2]
-    rows, counts_B = chunk.rows, chunk.counts_B
-    window_BTC = torch.cat((conv_SWC[rows], net.in_proj_qkv(x_BTD)), 1)
-    conv_SWC[rows] = window_end(window_BTC, counts_B, conv_SWC.shape[1])
-    mixed_BTC = F.silu(causal_conv(window_BTC, net.conv1d.weight, T))
-    qk_BTC, v_BTC = mixed_BTC.split((2 * net.key_dim, net.value_dim), -1)
-    q_BTHK, k_BTHK = unit_heads(qk_BTC.view(B, T, 2, -1, net.head_k_dim), net.num_v_heads).unbind(2)
-    beta_BTH = net.in_proj_b(x_BTD).sigmoid()
-    g_BTH = -net.A_log.float().exp() * F.softplus(net.in_proj_a(x_BTD).float() + net.dt_bias)
-    if real_BT is not None:
-        beta_BTH, g_BTH = beta_BTH * real_BT[..., None], g_BTH * real_BT[..., None]
-    state_BHKV = recurrent_SHKV[rows]  # a view for a slice, else a copy to be written back
-    out_BTHV = delta_rule(q_BTHK, k_BTHK, v_BTC.view(B, T, -1, net.head_v_dim), g_BTH, beta_BTH, state_BHKV)
-    if not isinstance(rows, slice):
-        recurrent_SHKV[rows] = state_BHKV
-    gate_BTHV = net.in_proj_z(x_BTD).view(B, T, -1, net.head_v_dim)
-    out_BTHV = (rms_norm(out_BTHV.type_as(x_BTD), net.norm) * F.silu(gate_BTHV.float())).type_as(x_BTD)
+    weights = GatedDeltaWeights(
+        net.conv1d.weight, net.A_log, net.dt_bias, net.norm.weight, net.norm.variance_epsilon
+    )  # fmt: skip
+    z_BTHV = net.in_proj_z(x_BTD).view(B, T, -1, net.head_v_dim)
+    out_BTHV = gated_delta_rule(
+        net.in_proj_qkv(x_BTD), z_BTHV, net.in_proj_b(x_BTD), net.in_proj_a(x_BTD), weights,
+        conv_SWC, recurrent_SHKV, chunk.rows, chunk.counts_B,
+    )  # fmt: skip
     return net.out_proj(out_BTHV.reshape(B, T, -1))
-
-
-def causal_conv(window_BTC: Tensor, weight_C1W: Tensor, tokens: int) -> Tensor:
-    """Depthwise convolution over time: y_t = sum_w weight_w x_{t-W+1+w}; the window begins W - 1 tokens early."""
-    taps_WC = weight_C1W[:, 0].t().contiguous()
-    out_BTC = window_BTC[:, :tokens] * taps_WC[0]
-    for w in range(1, len(taps_WC)):
-        out_BTC.addcmul_(window_BTC[:, w : w + tokens], taps_WC[w])
-    return out_BTC
-
-
-def window_end(window_BTC: Tensor, counts_B: Tensor | None, width: int) -> Tensor:
-    """The last `width` inputs [B, width, C] before each row's own end."""
-    if counts_B is None:
-        return window_BTC[:, -width:]
-    index_BW = counts_B[:, None] + torch.arange(width, device=counts_B.device)
-    return window_BTC.gather(1, index_BW[..., None].expand(-1, -1, window_BTC.shape[2]))

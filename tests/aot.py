@@ -20,7 +20,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels.launch import ARCHITECTURES, TABLE
+from kernels.launch import ARCHITECTURES, TABLE, entry
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 SHARED_LIMIT = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "gfx942": 64 * 1024}
@@ -31,7 +31,17 @@ POINTERS = {
     "weight_T": "*fp32", "gradient_T": "*fp32", "partial_PS": "*fp32", "loss": "*fp32", "out_S": "*fp32",
     "logits_NC": "*fp32", "out_NC": "*fp32", "ids_N": "*i64", "max_N": "*fp32", "sum_N": "*fp32", "weighted_N": "*fp32",
     "target_N": "*fp32", "base_N": "*fp32", "slope_N": "*fp32", "g_N": "*fp32",
+    "a_log_H": "*fp32", "dt_bias_H": "*fp32", "recurrent_SHKV": "*fp32", "rows_B": "*i64", "counts_B": "*i64",
+    "lengths_B": "*i64", "part_BHPE": "*fp32", "lse_BHP": "*fp32",
 }  # fmt: skip
+# key heads, value heads of each, key size, value size, dtypes: Qwen3.5-2B, 4B; an embedded policy; half the size
+DELTA_LAYERS = (
+    (16, 1, 128, 128, ("fp32", "bf16")), (16, 2, 128, 128, ("fp32", "bf16")),
+    (2, 1, 16, 32, ("fp32",)), (4, 2, 64, 64, ("fp32",)),
+)  # fmt: skip
+# K/V heads, query heads of each, head size: Qwen3.5-2B, Qwen3-1.7B, Qwen2.5-0.5B
+ATTENTION_LAYERS = ((2, 4, 256), (8, 2, 128), (2, 7, 64))
+DECODE = "gated_delta_rule", "decode_attention", "decode_attention_fp32"
 SCALARS = {"inverse_denominator": "fp32"}
 DIVISIBLE = {"stride", "out_stride", "start"}  # by 16, as the vocabulary's chunks are
 
@@ -49,9 +59,11 @@ class Job:
 
     @property
     def label(self) -> str:
-        names = ["BLOCK", "ENTROPY", "LEVEL", *["KL"] * self.constants.get("HAS_REF", False)]
+        names = ["BLOCK", "J", "GROUP", "K", "V", "E", "ENTROPY", "LEVEL", *["KL"] * self.constants.get("HAS_REF", False)]
         shown = {name: self.constants[name] for name in names if name in self.constants}
         parts = [f"{k.lower()} {v}" for k, v in shown.items()] + [f"{k} {v}" for k, v in self.dtypes.items()]
+        if "GROUP" in shown or "E" in shown:  # the tensors of the decode kernels have one dtype
+            parts = [f"{k.lower()} {v}" for k, v in shown.items()] + [next(iter(self.dtypes.values()))]
         return ", ".join([*parts, f"warps {self.options['num_warps']}"])
 
 
@@ -67,19 +79,22 @@ def jobs(architectures: tuple[str, ...] = ARCHITECTURES) -> Iterator[Job]:
     """Every entry of the launch table with every compile-time switch that changes the code's shape."""
     for target in architectures:
         for kernel in TABLE:
+            if kernel in DECODE:
+                continue
             chosen = []
-            for names, _, entry in TABLE[kernel]:
-                if target in names and entry not in chosen:
-                    chosen.append(entry)
-            for entry in chosen:
-                yield from _jobs(kernel, target, entry)
+            for names, _, found in TABLE[kernel]:
+                if target in names and found not in chosen:
+                    chosen.append(found)
+            for found in chosen:
+                yield from _jobs(kernel, target, found)
+        yield from _decode_jobs(target)
     reduce = getattr(import_module("kernels.grpo_loss"), "_sum_partials_kernel")
     for target in architectures:
         yield Job("sum_partials", reduce, target, {"PARTIALS": 16, "BLOCK": 64}, {"num_warps": 4}, {})
 
 
-def _jobs(kernel: str, target: str, entry: dict[str, int]) -> Iterator[Job]:
-    block, options = {"BLOCK": entry["BLOCK"]}, {"num_warps": entry["num_warps"]}
+def _jobs(kernel: str, target: str, found: dict[str, int]) -> Iterator[Job]:
+    block, options = {"BLOCK": found["BLOCK"]}, {"num_warps": found["num_warps"]}
     if kernel == "segment_advantage":
         function = import_module("kernels.segment_advantage")._segment_advantage_kernel
         yield Job(kernel, function, target, block | {"STEPS": 8}, options, {})
@@ -93,6 +108,11 @@ def _jobs(kernel: str, target: str, entry: dict[str, int]) -> Iterator[Job]:
             ("sequence_token", False, "k3"),
         ):
             yield Job(kernel, function, target, block | loss_constants(level, row_mean, kl), options, {})
+    elif kernel == "rms_norm":
+        function = import_module("kernels.rms_norm")._rms_norm_kernel
+        for dtype in ("fp32", "bf16"):
+            named = dict.fromkeys(("x_ND", "weight_D", "y_ND"), dtype)
+            yield Job(kernel, function, target, block | {"EPS": 1e-6, "OFFSET": 1.0}, options, named)
     else:
         module = import_module("kernels.linear_logprob")
         for entropy in (False, True):
@@ -104,6 +124,29 @@ def _jobs(kernel: str, target: str, entry: dict[str, int]) -> Iterator[Job]:
             for dtypes in (("fp32", "bf16"), ("bf16", "bf16"), ("fp32", "fp32")):
                 named = dict(zip(("logits_NC", "out_NC"), dtypes))
                 yield Job("softmax_gradient", module._softmax_gradient_kernel, target, constants, options, named)
+
+
+def _decode_jobs(target: str) -> Iterator[Job]:
+    """The kernels whose code depends on a layer's shape, in the shapes of real models."""
+    module = import_module("kernels.gated_delta_rule")
+    inputs = "qkv_BC", "z_BHV", "b_BH", "a_BH", "conv_C1W", "norm_V", "conv_SWC", "out_BHV"
+    for J, group, K, V, dtypes in DELTA_LAYERS:
+        constants = {"EPS": 1e-6, "J": J, "GROUP": group, "K": K, "V": V, "W": 4}
+        constants |= {"BLOCK_K": K, "BLOCK_V": V, "BLOCK_W": 4}
+        options = entry("gated_delta_rule", K * V, target)
+        for dtype in dtypes:
+            named = dict.fromkeys(inputs, dtype)
+            yield Job("gated_delta_rule", module._gated_delta_kernel, target, constants, options, named)
+    module = import_module("kernels.decode_attention")
+    for J, group, E in ATTENTION_LAYERS:
+        constants = {"E": E, "BLOCK_E": E, "SPLIT": module.SPLIT}
+        for dtype, table in (("fp32", "decode_attention_fp32"), ("bf16", "decode_attention")):
+            options = dict(entry(table, E, target))
+            part = constants | {"J": J, "GROUP": group, "SCALE": 0.1, "BLOCK": options.pop("BLOCK"), "BLOCK_G": 16}
+            named = dict.fromkeys(("q_BHE", "key_SJTE", "value_SJTE"), dtype)
+            yield Job("attention_part", module._attention_part_kernel, target, part, options, named)
+        merge, options = constants | {"H": J * group}, {"num_warps": 1}
+        yield Job("merge_parts", module._merge_parts_kernel, target, merge, options, {"out_BHE": "bf16"})
 
 
 def loss_constants(level: str, row_mean: bool, kl: str | None) -> dict[str, Any]:

@@ -12,8 +12,10 @@ from importlib import import_module
 
 import torch
 
-from kernels import grpo_loss, segment_advantage
+from kernels import GatedDeltaWeights, decode_attention, gated_delta_rule, grpo_loss, rms_norm, segment_advantage
 from tests.interpreter import INTERPRETED, guarded
+from tests.test_decode_attention import cache
+from tests.test_gated_delta_rule import layer
 
 assert INTERPRETED, "run this with TRITON_INTERPRET=1"
 log_probs = import_module("kernels.linear_logprob")
@@ -56,6 +58,22 @@ def softmax(columns: int) -> None:
         gradient.of(guarded(logits_NC), 0, dtype)
 
 
+def decode() -> None:
+    """The last slot is in use, and the last row idles or not."""
+    for J, H, K, V, dtype in ((1, 2, 5, 3, torch.float32), (2, 2, 8, 16, torch.bfloat16)):
+        inputs, weights, states = layer(J, H, K, V, 2, dtype)
+        inputs, states = list(map(guarded, inputs)), list(map(guarded, states))
+        weights = GatedDeltaWeights(*map(guarded, weights[:4]), weights.eps)
+        for counts in ([1, 1], [1, 0]):
+            rows_B, counts_B = guarded(torch.tensor([4, 0])), guarded(torch.tensor(counts))
+            gated_delta_rule(*inputs, weights, *states, rows_B, counts_B)
+    for H, J, E, dtype in ((3, 1, 5, torch.float32), (4, 2, 16, torch.bfloat16)):
+        tensors = list(map(guarded, cache(H, J, E, 2, positions=70, dtype=dtype)))
+        for lengths in ([70, 0], [1, 33]):
+            decode_attention(*tensors, guarded(torch.tensor([4, 0])), guarded(torch.tensor(lengths)), 0.3)
+        rms_norm(tensors[0], guarded(torch.ones(E)), 1e-6)
+
+
 def one_column_too_many(columns: int) -> None:
     logits_NC = guarded(torch.randn(1, columns))
     state = log_probs._FusedSoftmax(torch.tensor([0]), torch.float32, 1.0, False)
@@ -75,4 +93,5 @@ if __name__ == "__main__":
     advantages_and_losses()
     for columns in (1, 127, 130, 1025):
         softmax(columns)
+    decode()
     print("every other access was inside")

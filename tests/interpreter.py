@@ -29,25 +29,34 @@ def from_bfloat16(bits: np.ndarray) -> np.ndarray:
 
 
 def correct_bfloat16() -> None:
-    """Casts from and to bfloat16 go through float32. The kernels compute on nothing narrower than float32."""
+    """Casts from and to bfloat16 and its products go through float32; the kernels compute on nothing else narrower."""
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-    cast, convert = InterpreterBuilder.cast_impl, InterpreterBuilder.create_fp_to_fp
+    cast, convert, dot = (getattr(InterpreterBuilder, name) for name in ("cast_impl", "create_fp_to_fp", "create_dot"))
+
+    def widened(x):
+        if x.dtype.scalar != tl.bfloat16:
+            return x
+        return TensorHandle(from_bfloat16(x.data).reshape(x.data.shape), tl.float32)
 
     def exact_cast(self, source, kind):
-        if source.dtype.scalar == tl.bfloat16 and kind.scalar != tl.bfloat16:
-            source = TensorHandle(from_bfloat16(source.data).reshape(source.data.shape), tl.float32)
         if kind.scalar == tl.bfloat16 and source.dtype.scalar != tl.bfloat16:
             bits = to_bfloat16(source.data.astype(np.float32)).reshape(source.data.shape)
             return TensorHandle(bits, tl.bfloat16)
+        if kind.scalar != tl.bfloat16:
+            source = widened(source)
         return source if source.dtype.scalar == kind.scalar else cast(self, source, kind)
 
     def exact_convert(self, source, kind, rounding):
         narrow = tl.bfloat16 in (source.dtype.scalar, kind.scalar)
         return exact_cast(self, source, kind) if narrow else convert(self, source, kind, rounding)
 
+    def exact_dot(self, a, b, *rest):
+        return dot(self, widened(a), widened(b), *rest)
+
     InterpreterBuilder.cast_impl, InterpreterBuilder.create_fp_to_fp = exact_cast, exact_convert
+    InterpreterBuilder.create_dot = exact_dot
 
 
 def guarded(x: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from prover_mini import delta_rule, engine as engine_module
+from kernels import torch_delta_rule
+from prover_mini import engine as engine_module
 from prover_mini.engine import Engine, self_check
 from tests.tiny_models import BUILDERS, MAX_TOKENS, SLOTS, Recorded, build
 
@@ -42,7 +43,7 @@ def test_random_interleaving(case):
 
 
 def test_chunks_longer_than_one_block_of_the_delta_rule(case, monkeypatch):
-    monkeypatch.setattr(delta_rule, "MAX_CHUNK", 8)
+    monkeypatch.setattr(torch_delta_rule, "MAX_CHUNK", 8)
     case.extend([0, 1, 2], [37, 20, 8])
     case.extend([0, 1, 2], [9, 33, 17])
     case.check()

@@ -17,16 +17,22 @@ from tests.test_update import ours, sampled_groups
 from tests.toys import toy_config
 
 ROOT = Path(__file__).parent.parent
-KERNEL_TESTS = ["tests/test_segment_advantage.py", "tests/test_grpo_loss.py", "tests/test_linear_logprob.py"]
+INTERPRETED = (
+    "segment_advantage", "grpo_loss", "linear_logprob", "gated_delta_rule", "decode_attention", "rms_norm", "decode"
+)  # fmt: skip
+STEP = toy_config(temperature=0.7, kl_coef=0.1, importance_cap=1.5, max_grad_norm=1e9)
+KERNEL_TESTS = [f"tests/test_{name}.py" for name in INTERPRETED]
 
-INTERPRETED_STEP = "import sys, torch; from tests.test_triton import step; torch.save(step(), sys.argv[1])"
+INTERPRETED_STEP = """
+import sys, torch
+from tests.test_triton import step
+torch.save(step(torch.load(sys.argv[1], weights_only=False)), sys.argv[2])
+"""
 
 
-def step():
-    """(whether Triton ran it, gradient, metrics) of one trainer step on sampled groups."""
-    config = toy_config(temperature=0.7, kl_coef=0.1, importance_cap=1.5, max_grad_norm=1e9)
-    _, groups = sampled_groups(config, tasks=1, turns=2)
-    return fused(torch.zeros(())), *ours(config, groups)
+def step(groups):
+    """(whether Triton ran it, gradient, metrics) of one trainer step."""
+    return fused(torch.zeros(())), *ours(STEP, groups)
 
 
 def run(arguments):
@@ -48,8 +54,10 @@ def test_no_access_outside_of_any_tensor():
 
 
 def test_a_trainer_step_is_the_same_on_torch_and_triton(tmp_path):
-    on_triton, gradient, metrics = step()
-    done = run(["-W", "ignore", "-c", INTERPRETED_STEP, str(tmp_path / "step.pt")])
+    _, groups = sampled_groups(STEP, tasks=1, turns=2)
+    torch.save(groups, tmp_path / "groups.pt")
+    on_triton, gradient, metrics = step(groups)
+    done = run(["-W", "ignore", "-c", INTERPRETED_STEP, str(tmp_path / "groups.pt"), str(tmp_path / "step.pt")])
     assert done.returncode == 0, done.stderr[-2000:]
     fused_on_triton, fused_gradient, fused_metrics = torch.load(tmp_path / "step.pt")
     assert (on_triton, fused_on_triton) == (False, True) and gradient.norm() > 0

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from prover_mini import delta_rule as module
-from prover_mini.delta_rule import delta_rule, unit_heads
+from kernels import torch_delta_rule as module
+from kernels.torch_delta_rule import delta_rule, unit_heads
 
 B, H, K, V = 3, 4, 6, 5
 

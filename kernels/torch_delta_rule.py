@@ -1,4 +1,4 @@
-"""Gated delta rule in plain torch: the recurrence of a Gated DeltaNet layer, for one token or for a chunk of them.
+"""The arithmetic of `kernels.gated_delta_rule` in torch operations: for one token, or for a chunk of them.
 
     S_t = a_t S_{t-1} + k_t d_t^T,    d_t = beta_t (v_t - a_t S_{t-1}^T k_t),    o_t = S_t^T q_t,    a_t = exp(g_t)
 
@@ -67,3 +67,20 @@ def _chunk(q, k, v, g, beta, state) -> Tensor:
     to_end = (c[..., -1:] - c).exp()[..., None]
     state.mul_(from_start[:, :, -1:]).add_((k * to_end).transpose(2, 3) @ d)
     return out
+
+
+def causal_conv(window_BTC: Tensor, weight_C1W: Tensor, tokens: int) -> Tensor:
+    """Depthwise convolution over time: y_t = sum_w weight_w x_{t-W+1+w}; the window begins W - 1 tokens early."""
+    taps_WC = weight_C1W[:, 0].t().contiguous()
+    out_BTC = window_BTC[:, :tokens] * taps_WC[0]
+    for w in range(1, len(taps_WC)):
+        out_BTC.addcmul_(window_BTC[:, w : w + tokens], taps_WC[w])
+    return out_BTC
+
+
+def window_end(window_BTC: Tensor, counts_B: Tensor | None, width: int) -> Tensor:
+    """The last `width` inputs [B, width, C] before each row's own end."""
+    if counts_B is None:
+        return window_BTC[:, -width:]
+    index_BW = counts_B[:, None] + torch.arange(width, device=counts_B.device)
+    return window_BTC.gather(1, index_BW[..., None].expand(-1, -1, window_BTC.shape[2]))
