@@ -1,15 +1,17 @@
 """Replicated and sharded training on 1, 2 and 4 processes against plain training in one; checkpoints between them."""
 
 import dataclasses
-import os
+import json
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from prover_mini import checkpoint, distributed, memory, parallel
+from prover_mini import checkpoint, distributed, parallel
 from prover_mini.credit import METHODS
 from prover_mini.engine import Engine, self_check
 from prover_mini.errors import UserError
@@ -18,6 +20,7 @@ from prover_mini.parallel import FLOAT32, Replicate, Shard
 from prover_mini.rollout import Player
 from prover_mini.trajectory import Group
 from prover_mini.update import Learner
+from tests.hub import hub_checkpoint
 from tests.toys import ToySuite, toy_chat, toy_config, toy_model, toy_tokenizer
 
 CPU = torch.device("cpu")
@@ -231,3 +234,38 @@ def in_bfloat16(rank, world, groups, path) -> None:
 
 def test_shards_train_in_bfloat16_with_float32_masters(groups, tmp_path):
     on_ranks(2, tmp_path / "meet", in_bfloat16, groups, tmp_path)
+
+
+def from_the_hub(rank, world, path) -> None:
+    """Rank 1 has no policy token in the step; both hold the trained model whole again after it."""
+    config = dataclasses.replace(PLAIN, parallel="shard", max_grad_norm=1.0, activation_checkpointing=True)
+    weights, tokenizer = parallel.load(str(path / "hub"), config, CPU)
+    assert weights.sharded
+    expected = torch.load(path / "expected.pt")
+    assert all(torch.equal(p, expected[name].float()) for name, p in weights.model.named_parameters())
+    engine = Engine(weights.model, 16, 96)
+    self_check(engine)
+    player = Player(engine, toy_chat(), ToySuite(needed=1, tasks=2), config)
+    groups = player.rollouts(list(enumerate(player.suite.tasks("train"))), 1, [8, 8] if rank == 0 else [])
+    assert any(len({t.reward for t in g.trajectories}) > 1 for g in groups) == (rank == 0)
+    learner = Learner(weights, engine, config)
+    metrics = learner.update(groups, METHODS["grpo"].credit(groups, [], [], config), 1)
+    assert metrics["update/applied"] and metrics["mismatch_max"] < 1e-3
+    assert not torch.equal(weights.model.model.norm.weight, expected["model.norm.weight"].float())
+    checkpoint.save(path / "run", 1, learner, tokenizer, 1)
+    saved = AutoModelForCausalLM.from_pretrained(checkpoint.latest(path / "run")[0] / "model", dtype=torch.float32)
+    ids = torch.arange(12).view(2, 6)
+    with torch.no_grad():
+        assert torch.equal(saved(ids).logits, weights.model(ids).logits)
+
+
+def test_a_hub_checkpoint_trains_in_shards_and_is_saved_for_others(tmp_path):
+    torch.save(hub_checkpoint(tmp_path / "hub"), tmp_path / "expected.pt")
+    on_ranks(2, tmp_path / "meet", from_the_hub, tmp_path)
+    model = checkpoint.latest(tmp_path / "run")[0] / "model"
+    with safe_open(model / "model.safetensors", "pt") as tensors:
+        names = set(tensors.keys())
+    assert names == set(torch.load(tmp_path / "expected.pt"))  # none of the outer model's names
+    config = json.loads((model / "config.json").read_text())
+    assert config["architectures"] == ["Qwen3_5ForCausalLM"] and config["model_type"] == "qwen3_5_text"
+    assert config["dtype"] == "float32" and AutoTokenizer.from_pretrained(model).chat_template
