@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -43,8 +44,41 @@ def start(device: str, rank_timeout: int) -> torch.device:
         # gradients are reduced on the device, counts and records on the CPU
         backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
         with _meeting():
-            dist.init_process_group(backend, timeout=timedelta(seconds=rank_timeout))
+            _join(backend, timedelta(seconds=rank_timeout))
     return chosen
+
+
+def _join(backend: str, timeout: timedelta) -> None:
+    """After a restart torchrun hands out the store of the attempt before, with the addresses of ranks that are gone
+    (pytorch#135712): all keys get a prefix that is new."""
+    store, rank, world = next(dist.rendezvous("env://", timeout=timeout))
+    store = dist.PrefixStore(_new_name(store, rank, world, timeout), store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+
+
+def _new_name(store: dist.Store, rank: int, world: int, timeout: timedelta) -> str:
+    """Rank 0's, on every rank, through a store in which earlier attempts may have left anything.
+
+    Keys hold the random names of the two that talk, except where a rank calls: rank 0 answers whoever has called, and
+    again until the rank that lives has heard it.
+    """
+    mine = uuid.uuid4().hex
+    if rank:
+        store.set(f"call/{rank}", mine)
+        store.wait([f"answer/{mine}"], timeout)
+        name = store.get(f"answer/{mine}").decode()
+        store.set(f"heard/{name}/{rank}", "")
+        return name
+    deadline = time.monotonic() + timeout.total_seconds()
+    waiting = set(range(1, world))
+    while waiting:
+        for other in [other for other in waiting if store.check([f"call/{other}"])]:
+            store.set(f"answer/{store.get(f'call/{other}').decode()}", mine)
+        waiting = {other for other in waiting if not store.check([f"heard/{mine}/{other}"])}
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{len(waiting)} of {world} ranks have not come")
+        time.sleep(0.02)
+    return mine
 
 
 def stop() -> None:

@@ -68,9 +68,10 @@ def open_run(config: Config, given: dict) -> tuple[Path, Config]:
     Raises UserError for a directory that holds another run, and for a resumed run whose fields would change.
     """
     answer = None
+    restarted = any(distributed.gather(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"))
     if distributed.main():
         try:
-            if not config.resume and (begun := begun_before_restart(config)):
+            if restarted and not config.resume and (begun := begun_by_this_launch(config)):
                 config.run_dir, config.resume = str(begun), True
             answer = reopen(config, given) if config.resume else choose(config)
         except UserError as error:
@@ -87,10 +88,8 @@ def launch() -> str:
     return f"process {os.getppid()} on {socket.gethostname()}" if name == "none" else f"torchrun {name}"
 
 
-def begun_before_restart(config: Config) -> Path | None:
-    """The run that this launch has begun, if torchrun has restarted it (`--max-restarts`) since."""
-    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
-        return None
+def begun_by_this_launch(config: Config) -> Path | None:
+    """The run to go on with when torchrun has restarted the ranks (`--max-restarts`)."""
     for path in [Path(config.run_dir)] if config.run_dir else Path("runs").glob("*"):
         file = path / "launch.txt"
         if file.is_file() and file.read_text().strip() == launch():

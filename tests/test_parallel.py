@@ -2,7 +2,10 @@
 
 import dataclasses
 import json
+import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 import torch
@@ -100,7 +103,7 @@ def on_ranks(world: int, path, work, *arguments) -> None:
     """Runs work(rank, world, *arguments) in forked processes of one group, which meet at `path`; raises what they do."""
     path.unlink(missing_ok=True)
     context = mp.start_processes(enter, (world, path, work, arguments), nprocs=world, join=False, start_method="fork")
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 500
     while not context.join(timeout=5):
         if time.monotonic() > deadline:
             for process in context.processes:
@@ -269,3 +272,49 @@ def test_a_hub_checkpoint_trains_in_shards_and_is_saved_for_others(tmp_path):
     config = json.loads((model / "config.json").read_text())
     assert config["architectures"] == ["Qwen3_5ForCausalLM"] and config["model_type"] == "qwen3_5_text"
     assert config["dtype"] == "float32" and AutoTokenizer.from_pretrained(model).chat_template
+
+
+def test_ranks_agree_on_a_new_name_in_a_store_that_dead_ones_have_used():
+    """Ranks 1 and 2 called before, in an attempt that did not come together; each attempt gets a name of its own."""
+    store, names = dist.HashStore(), []
+    for rank in (1, 2):
+        store.set(f"call/{rank}", "dead")
+    for _ in range(2):
+        with ThreadPoolExecutor(3) as pool:
+            names += pool.map(lambda rank: distributed._new_name(store, rank, 3, timedelta(seconds=60)), range(3))
+    assert names[0] == names[1] == names[2] != names[3] == names[4] == names[5]
+    with pytest.raises(RuntimeError, match="2 of 3 ranks have not come"):
+        distributed._new_name(store, 0, 3, timedelta(seconds=0.1))
+
+
+def one_fails(rank, world, path) -> None:
+    def work():
+        if rank:
+            raise OSError("no space left on rank 1")
+
+    with pytest.raises(OSError, match="rank 1"):
+        distributed.together(work)
+    distributed.together(lambda: None)
+
+
+def test_an_error_of_one_rank_is_raised_by_all(tmp_path):
+    on_ranks(2, tmp_path / "meet", one_fails, tmp_path)
+
+
+def test_the_newest_checkpoints_and_the_best_are_kept(tmp_path):
+    learner = probe(Replicate, PLAIN)
+    for step, success in enumerate([0.2, 0.6, 0.4, 0.6, 0.1, 0.3, 0.5], 1):
+        checkpoint.save(tmp_path, step, learner, toy_tokenizer(), 2, success)
+    assert sorted(path.name[-1] for path in (tmp_path / "checkpoints").iterdir()) == ["4", "6", "7"]
+    assert (tmp_path / "best").read_text() == "step_000004\n" and checkpoint.latest(tmp_path)[1]["step"] == 7
+
+
+def test_a_checkpoint_without_a_rank_s_file_is_refused(saved, tmp_path):
+    shutil.copytree(saved / "4", tmp_path / "4")
+    found = checkpoint.latest(tmp_path / "4")
+    (found[0] / "optimizer-00003-of-00004.safetensors").unlink()
+    learner = probe(Replicate, PLAIN)
+    with pytest.raises(UserError, match="a file is missing"):
+        checkpoint.restore_optimizer(*found, learner)
+    with pytest.raises(UserError, match="optimizer-00003-of-00004"):
+        checkpoint.latest(tmp_path / "4")

@@ -152,22 +152,95 @@ def test_two_steps_kill_resume_two_steps_equal_four(whole, tmp_path):
         assert (path / name).read_bytes() == (whole / name).read_bytes()
 
 
-def test_two_ranks_agree_with_one(whole, tmp_path):
-    process = start(*SMALL, "--steps", "2", "--run-dir", tmp_path / "run", ranks=2)
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> Path:
+    """The same run on two ranks."""
+    path = tmp_path_factory.mktemp("pair") / "run"
+    process = start(*SMALL, "--run-dir", path, ranks=2)
     output = process.communicate(timeout=400)[0]
     assert process.returncode == 0, output
-    alone, together = metrics(whole)[0], metrics(tmp_path / "run")[0]
+    return path
+
+
+def assert_same_step(together: dict, alone: dict) -> None:
     for name in ("success_rate", "tokens/rollout", "tokens/continuation", "prover/accepted", "tokens/train"):
         assert together[name] == alone[name]
     for name in ("loss/policy", "grad_norm", "entropy"):
         assert together[name] == pytest.approx(alone[name], rel=1e-4, abs=1e-6)
-    ours, theirs = (rollouts(path, 1) for path in (tmp_path / "run", whole))
+
+
+def test_two_ranks_agree_with_one(whole, pair):
+    assert_same_step(metrics(pair)[0], metrics(whole)[0])
+    ours, theirs = (rollouts(path, 1) for path in (pair, whole))
     rounded = ("logprobs", "gaps")  # sums of another order
     for turn in (turn for record in ours + theirs for turn in record["turns"]):
         assert ("tokens" in turn) == all(name in turn for name in rounded)
         for name in rounded:
             turn.pop(name, None)
     assert ours == theirs
+
+
+def test_any_number_of_ranks_goes_on_from_a_checkpoint_in_shards_or_not(pair, tmp_path):
+    for name in ("one", "shards"):
+        shutil.copytree(pair, tmp_path / name)
+    assert run("--run-dir", tmp_path / "one", "--resume", "--steps", "5") == 0
+    process = start("--run-dir", tmp_path / "shards", "--resume", "--steps", "5", "--parallel", "shard", ranks=2)
+    output = process.communicate(timeout=400)[0]
+    assert process.returncode == 0 and "in shards over 2 ranks" in output, output
+    assert_same_step(metrics(tmp_path / "shards")[4], metrics(tmp_path / "one")[4])
+    ours, theirs = weights(tmp_path / "shards"), weights(tmp_path / "one")
+    assert all((ours[name] - theirs[name]).norm() <= 1e-5 * theirs[name].norm() for name in theirs)
+    assert sorted(f.name for f in (tmp_path / "shards" / "checkpoints" / "step_000005").glob("optimizer*")) == [
+        "optimizer-00001-of-00002.safetensors", "optimizer-00002-of-00002.safetensors",
+    ]  # fmt: skip
+
+
+CRASHING = """
+import os, signal, sys
+import train
+from prover_mini.update import Learner
+
+update = Learner.update
+
+def crash(learner, groups, credit, step):
+    if step == 3 and (os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]) == ("1", "0"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return update(learner, groups, credit, step)
+
+Learner.update = crash
+sys.exit(train.main())
+"""
+
+
+def test_a_rank_that_dies_is_restarted_by_torchrun_and_the_run_goes_on(pair, tmp_path):
+    """Without a run directory on the command line, beside a run of another launch."""
+    (tmp_path / "runs" / "searchqa-prover-001").mkdir(parents=True)
+    (tmp_path / "runs" / "searchqa-prover-001" / "launch.txt").write_text("torchrun another\n")
+    (tmp_path / "crashing.py").write_text(CRASHING)
+    command = "-m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 1 crashing.py".split()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, *command, *SMALL], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    path = tmp_path / "runs" / "searchqa-prover-002"
+    assert len((path / "command.txt").read_text().splitlines()) == 2
+    assert metrics(path) == metrics(pair)
+    ours, theirs = weights(path), weights(pair)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_restart_goes_on_with_the_run_of_its_own_launch(whole, tmp_path, capsys, monkeypatch):
+    """The processes of `whole` and of this test have one parent, as those of one torchrun have."""
+    shutil.copytree(whole, tmp_path / "run")
+    assert run(*SMALL, "--run-dir", tmp_path / "run") == 2
+    assert "already holds a run" in capsys.readouterr().err
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert run(*SMALL, "--run-dir", tmp_path / "run") == 2
+    assert "this run is finished" in capsys.readouterr().err  # it was resumed
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "another")
+    assert run(*SMALL, "--run-dir", tmp_path / "run") == 2
+    assert "already holds a run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
