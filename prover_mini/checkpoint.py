@@ -52,10 +52,7 @@ def save(
     distributed.first(lambda: make_empty(aside) if distributed.main() else None)
     distributed.together(lambda: write_part(aside, learner, tokenizer))
     state = {"step": step, "success": success, "tokens_by_kind": tokens_by_kind or {}}
-    distributed.first(lambda: complete(aside, final, learner, state) if distributed.main() else None)
-    if distributed.main():
-        write_text(run_dir / "latest", step_name(step) + "\n")
-        delete_old(run_dir, keep)
+    distributed.first(lambda: complete(run_dir, aside, final, learner, state, keep) if distributed.main() else None)
 
 
 def make_empty(directory: Path) -> None:
@@ -66,6 +63,10 @@ def make_empty(directory: Path) -> None:
 def write_part(aside: Path, learner: Learner, tokenizer) -> None:
     """What this rank has to write: rank 0 the model, every rank the masters and moments that it holds."""
     weights = learner.weights
+    if not weights.sharded and not distributed.main():
+        return
+    if not aside.is_dir():
+        raise UserError(f"{aside}: rank {distributed.rank()} does not see it; shards need a run directory that all ranks share")
     if distributed.main():
         tensors = {name: p.detach() for name, p in weights.model.named_parameters()}
         # the library would give the text model of an image and text model the names of the latter again
@@ -79,23 +80,14 @@ def write_part(aside: Path, learner: Learner, tokenizer) -> None:
             state = learner.optimizer.state.get(part.master)
             if state:
                 tensors |= {f"{moment}/{part.name}": state[moment].contiguous() for moment in MOMENTS}
-    if weights.sharded or distributed.main():
-        first_rows = json.dumps({part.name: part.first_row for part in weights.parts if part.first_row})
-        save_file(tensors, aside / part_file(weights), metadata={"first_rows": first_rows})
-        sync(aside / part_file(weights))
+    suffix = f"-{distributed.rank() + 1:05d}-of-{distributed.world():05d}" if weights.sharded else ""
+    first_rows = json.dumps({part.name: part.first_row for part in weights.parts if part.first_row})
+    save_file(tensors, aside / f"optimizer{suffix}.safetensors", metadata={"first_rows": first_rows})
+    sync(aside / f"optimizer{suffix}.safetensors")
 
 
-def part_file(weights) -> str:
-    if not weights.sharded:
-        return "optimizer.safetensors"
-    return f"optimizer-{distributed.rank() + 1:05d}-of-{distributed.world():05d}.safetensors"
-
-
-def complete(aside: Path, final: Path, learner: Learner, state: dict) -> None:
-    """Adds state.json and gives the checkpoint its name, when all of it is on disk."""
-    parts, ranks = len(list(aside.glob("optimizer*"))), distributed.world() if learner.weights.sharded else 1
-    if parts != ranks:
-        raise UserError(f"{aside}: {parts} of {ranks} ranks wrote here; sharded training needs a directory that all see")
+def complete(run_dir: Path, aside: Path, final: Path, learner: Learner, state: dict, keep: int) -> None:
+    """Adds state.json, gives the checkpoint its name when all of it is on disk, points to it, deletes older ones."""
     steps = max((int(moments["step"]) for moments in learner.optimizer.state.values()), default=0)
     sizes = {str(f.relative_to(aside)): f.stat().st_size for f in sorted(aside.rglob("*")) if f.is_file()}
     write_text(aside / "state.json", json.dumps({**state, "optimizer_steps": steps, "files": sizes}, indent=1))
@@ -104,16 +96,20 @@ def complete(aside: Path, final: Path, learner: Learner, state: dict) -> None:
     shutil.rmtree(final, ignore_errors=True)
     os.replace(aside, final)
     sync(final.parent)
-
-
-def delete_old(run_dir: Path, keep: int) -> None:
-    """Of equally good checkpoints the newest counts as the best."""
-    checkpoints = sorted((run_dir / "checkpoints").glob("step_??????"))
-    best = max(checkpoints, key=lambda path: (read_state(path)["success"], path.name))
+    write_text(run_dir / "latest", final.name + "\n")
+    checkpoints = sorted(final.parent.glob("step_??????"))
+    best = max(checkpoints, key=lambda path: (success_of(path), path.name))  # of equals the newest
     write_text(run_dir / "best", best.name + "\n")
     for old in checkpoints[:-keep]:
         if old != best:
             shutil.rmtree(old, ignore_errors=True)
+
+
+def success_of(path: Path) -> float:
+    try:
+        return read_state(path)["success"]
+    except (OSError, ValueError, KeyError):  # damaged: never the best
+        return -1.0
 
 
 def read_state(path: Path) -> dict:

@@ -261,7 +261,7 @@ def choose(config: Config, parameters: int, device: torch.device) -> bool:
     if config.parallel != "auto":
         return config.parallel == "shard"
     state = sum(memory.training_bytes(parameters, config.dtype, 1).values())
-    return 4 * state > memory.total(device)
+    return 0 < memory.total(device) < 4 * state
 
 
 def describe(weights: Replicate | Shard) -> str:

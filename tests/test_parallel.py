@@ -214,13 +214,13 @@ def in_bfloat16(rank, world, groups, path) -> None:
     credit = METHODS["grpo"].credit(mine := CUTS["uneven"](groups, rank, world), [], [], config)
     learner = probe(lambda model: Shard(model, torch.bfloat16), config)
     start = whole(learner, learner.weights.masters)
-    for step in range(1, 21):
+    for step in range(1, 9):
         learner.update(mine, credit, step)
-    checkpoint.save(path, 20, learner, toy_tokenizer(), 1)
+    checkpoint.save(path, 8, learner, toy_tokenizer(), 1)
     assert {master.dtype for master in learner.weights.masters} == {torch.float32}
     reached = whole(learner, learner.weights.masters)
     moved = max((reached[name] - start[name]).abs().max() for name in start)
-    assert moved == pytest.approx(20 * 1e-5, rel=0.1)  # a step is far below what bfloat16 resolves at 1
+    assert moved == pytest.approx(8 * 1e-5, rel=0.1)  # a step is far below what bfloat16 resolves at 1
     for name, p in learner.weights.model.named_parameters():
         assert torch.equal(p, reached[name].to(torch.float32 if name.endswith(FLOAT32) else torch.bfloat16))
     self_check(learner.engine)
@@ -231,7 +231,7 @@ def in_bfloat16(rank, world, groups, path) -> None:
     resumed = Probe(weights, Engine(weights.model, 4, 96), config, None)
     checkpoint.restore_optimizer(*found, resumed)
     for each in (learner, resumed):
-        each.update(mine, credit, 21)
+        each.update(mine, credit, 9)
     assert all(torch.equal(a, b) for a, b in zip(learner.weights.masters, resumed.weights.masters))
 
 
