@@ -139,7 +139,7 @@ def content(path: Path) -> dict[str, object]:
     files = {
         str(file.relative_to(path)): file.read_bytes()
         for file in sorted(path.rglob("*"))
-        if file.is_file() and file.name not in ("metrics.jsonl", "command.txt", "config.json", "git.txt")
+        if file.is_file() and file.name not in ("metrics.jsonl", "command.txt", "config.json", "git.txt", "launch.txt")
     }
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     return {**files, "metrics.jsonl": [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]}

@@ -123,7 +123,7 @@ def shared(rows: list[Any]) -> Iterator[list[Any]]:
         return
     rank = distributed.rank()
     given = [place for owner, place, _ in moves if owner == rank]
-    sent = distributed.gather({place: rows[place] for place in given})
+    sent = distributed.gather({place: on_cpu(rows[place]) for place in given})
     taken = {(owner, place): sent[owner][place] for owner, place, receiver in moves if receiver == rank}
     yield [row for place, row in enumerate(rows) if place not in given] + list(taken.values())
     known = {where: row.old_logprob.cpu() for where, row in taken.items() if row.old_logprob is not None}
@@ -131,6 +131,11 @@ def shared(rows: list[Any]) -> Iterator[list[Any]]:
         for (owner, place), logprobs in answers.items():
             if owner == rank:
                 rows[place].old_logprob = logprobs
+
+
+def on_cpu(row: Any) -> Any:
+    """A GPU of one rank is not that of another."""
+    return row if row.old_logprob is None else replace(row, old_logprob=row.old_logprob.cpu())
 
 
 def play(player: Player, places: list[Place], numbers: range) -> list[list[Outcome]]:

@@ -19,12 +19,12 @@ from collections import defaultdict
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from prover_mini import distributed
-from prover_mini.errors import UserError
+from prover_mini.errors import SharedError, UserError
 from prover_mini.files import step_name, write_text
 from prover_mini.parallel import Part
 from prover_mini.update import Learner
@@ -46,13 +46,21 @@ def save(
 
     All ranks call it; ranks that hold shards need a run directory that all of them see. `success` must not come from
     the test panel: the best checkpoint would then be selected on it.
+
+    Raises SharedError on all ranks when one cannot write, as on a full disk; the checkpoint before stays the latest.
     """
     root = run_dir / "checkpoints"
     final, aside = root / step_name(step), root / (step_name(step) + ".tmp")
-    distributed.first(lambda: make_empty(aside) if distributed.main() else None)
-    distributed.together(lambda: write_part(aside, learner, tokenizer))
     state = {"step": step, "success": success, "tokens_by_kind": tokens_by_kind or {}}
-    distributed.first(lambda: complete(run_dir, aside, final, learner, state, keep) if distributed.main() else None)
+    try:
+        distributed.first(lambda: make_empty(aside) if distributed.main() else None)
+        distributed.together(lambda: write_part(aside, learner, tokenizer))
+        distributed.first(lambda: complete(run_dir, aside, final, learner, state, keep) if distributed.main() else None)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise SharedError(
+            f"{final}: the checkpoint cannot be written ({error}); make room, then go on with --run-dir {run_dir} --resume"
+        ) from None
 
 
 def make_empty(directory: Path) -> None:

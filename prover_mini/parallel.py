@@ -108,6 +108,12 @@ class Replicate:
             parameter.grad = None
         return distributed.sum_(gradient)
 
+    def discard(self) -> None:
+        """Forgets what passes have added up, without a word to other ranks."""
+        self._sums.clear()
+        for parameter in self.parameters:
+            parameter.grad = None
+
     def norm(self, gradient: Tensor) -> float:
         """The norm of the whole model's gradient, from what `gradient` returned."""
         return gradient.norm().item()

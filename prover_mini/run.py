@@ -268,6 +268,7 @@ class Run:
             + (f"{verdict}  " if (verdict := verdict_line(trajectories)) else "")
             + (f"judge failed {row['judge/failures']} of {row['judge/calls']}  " if row["judge/failures"] else "")
             + (f"{row['env/error_rate']:.1%} of episodes failed by errors  " if row["env/error_rate"] else "")
+            + ("out of memory, repeated with half the micro-batch  " if row["update/out_of_memory"] else "")
             + f"loss {row['loss/policy']:+.4f}  grad {row['grad_norm']:.3f}  {row['time/total']:.1f} s"
         )
 

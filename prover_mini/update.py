@@ -23,6 +23,7 @@ from prover_mini import distributed
 from prover_mini.balance import shared
 from prover_mini.config import Config
 from prover_mini.credit import Credit, batch
+from prover_mini.errors import SharedError, UserError
 from prover_mini.importance import importance_weight
 from prover_mini.parallel import Replicate, Shard
 from prover_mini.trajectory import OFF_POLICY, Group, Trajectory
@@ -134,24 +135,51 @@ class Learner:
             "seq_mean_token_mean": trajectories,
             "constant": trajectories * c.max_turns * c.max_turn_tokens,
         }[c.aggregation]
-        sums: Counter[str] = Counter()
-        largest_gap = 0.0
         learning = [r for r in rows if len(r.targets) and (c.kl_coef or r.advantage.any())]
         with shared(learning) as mine:
-            chunks = micro_batches(mine, c.micro_batch)
-            idle = self.weights.passes(len(chunks)) - len(chunks)
-            for chunk in chunks:
-                loss, stats = self._loss(chunk, max(denominator, 1.0))
-                loss.backward()
-                largest_gap = max(largest_gap, stats.pop("mismatch_max"))
-                sums.update({"loss": loss.item(), **stats})
-            for _ in range(idle):
-                (self._loss([idle_row()], 1.0)[0] * 0.0).backward()
+            sums = self._passes(mine, max(denominator, 1.0), c.micro_batch)
+            repeated = not all(distributed.gather(sums is not None))
+            if repeated:
+                sums = self._repeat(mine, max(denominator, 1.0))
         gradient = self.weights.gradient()
         values = torch.tensor([sums[name] for name in SUMS], dtype=torch.float64)
         reduced = dict(zip(SUMS, distributed.sum_(values).tolist()))
-        largest_gap = max(distributed.gather(largest_gap))
-        return gradient, {**reduced, "denominator": denominator, "mismatch_max": largest_gap}
+        largest_gap = max(distributed.gather(sums["mismatch_max"]))
+        reduced |= {"denominator": denominator, "mismatch_max": largest_gap, "out_of_memory": float(repeated)}
+        return gradient, reduced
+
+    def _passes(self, rows: list[Row], denominator: float, size: int) -> Counter[str] | None:
+        """Forward and backward passes over rows, `size` at a time; the sums behind the metrics. None if memory ran out.
+
+        Raises UserError for that where weights are sharded: the other ranks wait for this one inside their passes.
+        """
+        chunks = micro_batches(rows, size)
+        idle = self.weights.passes(len(chunks)) - len(chunks)
+        total: Counter[str] = Counter(mismatch_max=0.0)
+        try:
+            for chunk in chunks:
+                loss, stats = self._loss(chunk, denominator)
+                loss.backward()
+                largest_gap = max(total.pop("mismatch_max"), stats.pop("mismatch_max"))
+                total.update({"loss": loss.item(), "mismatch_max": largest_gap, **stats})
+            for _ in range(idle):
+                (self._loss([idle_row()], 1.0)[0] * 0.0).backward()
+            return total
+        except torch.OutOfMemoryError as error:
+            if self.weights.sharded:
+                raise UserError(out_of_memory(size, error)) from None
+            return None
+
+    def _repeat(self, rows: list[Row], denominator: float) -> Counter[str]:
+        """The same passes anew on all ranks, once, with half the micro-batch, after one of them had no memory left."""
+        self.weights.discard()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        size = max(self.config.micro_batch // 2, 1)
+        sums = self._passes(rows, denominator, size)
+        if not all(distributed.gather(sums is not None)):
+            raise SharedError(out_of_memory(size))
+        return sums
 
     @torch.no_grad()
     def _apply(self, gradient: torch.Tensor, step: int) -> None:
@@ -221,6 +249,11 @@ class Learner:
             self._logprobs(self.weights, [idle_row()])
 
 
+def out_of_memory(size: int, error: Exception | str = "") -> str:
+    reason = f" ({str(error).splitlines()[0]})" if str(error) else ""
+    return f"the update ran out of memory with {size} trajectories at a time{reason}: lower --micro-batch or --slots"
+
+
 def idle_row() -> Row:
     """What a rank without a micro-batch sends through the model while the others, whose weights it holds, have one."""
     zero = torch.zeros(1)
@@ -252,6 +285,7 @@ def metrics(sums: list[dict[str, float]]) -> dict[str, float]:
         "mismatch_max": max(part["mismatch_max"] for part in sums),
         "tokens/train": total["trained"],
         "update/applied": float(total["applied"] == len(sums)),
+        "update/out_of_memory": total["out_of_memory"],
     }
 
 

@@ -5,8 +5,6 @@ import pickle
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +18,7 @@ from prover_mini.rollout import Player
 from prover_mini.trajectory import Group, Segment, Trajectory
 from prover_mini.update import Row
 from prover_mini.verify import verify
+from tests.ranks import on_ranks
 from tests.toys import ToySuite, toy_chat, toy_config, toy_model
 
 
@@ -122,7 +121,7 @@ def test_a_state_that_cannot_leave_stays():
     assert packed((trajectory, 0, "before")) is None
 
 
-def played(rank: int) -> tuple[Player, list[Segment], list[list[Segment]]]:
+def played() -> tuple[Player, list[Segment], list[list[Segment]]]:
     """All segments in the order of one process, and each rank's when rank 0 has nearly all of them."""
     config = toy_config(continuations=6, slots=32)
     player = Player(Engine(toy_model(), 32, config.max_context_tokens), toy_chat(), ToySuite(needed=1), config)
@@ -131,10 +130,8 @@ def played(rank: int) -> tuple[Player, list[Segment], list[list[Segment]]]:
     return player, segments, [segments[:-1], segments[-1:]]
 
 
-def on_two_ranks(rank: int, path: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{path}/meet", rank=rank, world_size=2)
-    player, _, parts = played(rank)
+def unevenly(rank: int, world: int, path) -> None:
+    player, _, parts = played()
     verification = verify(player, parts[rank], player.config)
     rows = [Row(torch.arange(9), *[torch.arange(3)] * 4) for _ in range(0 if rank else 7)]
     with shared(rows) as mine:
@@ -143,14 +140,13 @@ def on_two_ranks(rank: int, path: str) -> None:
         counts = len(mine)
     marks = [row.old_logprob.tolist() for row in rows]
     verdicts = [(v.pre, v.post) for v in verification.verdicts]
-    torch.save((verdicts, verification.moved, verification.sampled, counts, marks), f"{path}/{rank}.pt")
-    dist.destroy_process_group()
+    torch.save((verdicts, verification.moved, verification.sampled, counts, marks), path / f"{rank}.pt")
 
 
 def test_who_plays_a_continuation_or_trains_a_row_does_not_change_it(tmp_path):
-    mp.spawn(on_two_ranks, (str(tmp_path),), nprocs=2)
+    on_ranks(2, tmp_path / "meet", unevenly, tmp_path)
     (ours, moved, sampled, many, marks), (theirs, none, rest, few, no_rows) = (torch.load(tmp_path / f"{r}.pt") for r in (0, 1))
-    player, segments, _ = played(0)
+    player, segments, _ = played()
     alone = verify(player, segments, player.config)
     assert ours + theirs == [(v.pre, v.post) for v in alone.verdicts]
     assert moved >= 2 and none == 0 and alone.moved == 0

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import shutil
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from datetime import timedelta
@@ -11,7 +10,6 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -26,6 +24,7 @@ from prover_mini.rollout import Player
 from prover_mini.trajectory import Group
 from prover_mini.update import Learner
 from tests.hub import hub_checkpoint
+from tests.ranks import on_ranks
 from tests.toys import ToySuite, toy_chat, toy_config, toy_model, toy_tokenizer
 
 CPU = torch.device("cpu")
@@ -99,25 +98,6 @@ def alone(groups) -> dict:
 def saved(tmp_path_factory):
     """Where the ranks of each size leave checkpoints for the next, and what they hold."""
     return tmp_path_factory.mktemp("saved")
-
-
-def on_ranks(world: int, path, work, *arguments) -> None:
-    """Runs work(rank, world, *arguments) in forked processes of one group, which meet at `path`; raises what they do."""
-    path.unlink(missing_ok=True)
-    context = mp.start_processes(enter, (world, path, work, arguments), nprocs=world, join=False, start_method="fork")
-    deadline = time.monotonic() + 500
-    while not context.join(timeout=5):
-        if time.monotonic() > deadline:
-            for process in context.processes:
-                process.kill()
-            raise TimeoutError(f"{work.__name__} hangs on {world} ranks")
-
-
-def enter(rank: int, world: int, path, work, arguments) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world)
-    work(rank, world, *arguments)
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def assert_close(found: dict, expected: dict, relative: float = 1e-5) -> None:

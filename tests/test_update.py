@@ -8,11 +8,13 @@ import torch
 from prover_mini import checkpoint
 from prover_mini.credit import METHODS, Credit, batch
 from prover_mini.engine import Engine, StaleState
+from prover_mini.errors import UserError
 from prover_mini.model import load_policy
 from prover_mini.parallel import FLOAT32, Replicate
 from prover_mini.rollout import Player
 from prover_mini.trajectory import OFF_POLICY, Group
 from prover_mini.update import Learner, learning_rate, token_advantages
+from tests.ranks import on_ranks
 from tests.toys import ToySuite, toy_chat, toy_config, toy_model, toy_tokenizer
 
 
@@ -114,6 +116,59 @@ def test_the_gradient_alone_is_the_one_that_is_applied_and_is_linear_in_credit()
     expected = learner.gradient(groups, outcome) + 3.0 * learner.gradient(groups, bonus)
     assert_close(learner.gradient(groups, both), expected)
     assert all(torch.equal(a, b) for a, b in zip(before, learner.weights.parameters))
+
+
+class Cramped(Probe):
+    """Has memory for the passes of `room` trajectories at a time."""
+
+    room = 0
+
+    def _loss(self, rows, denominator):
+        loss, stats = super()._loss(rows, denominator)
+        if len(rows) > self.room:
+            loss.backward()  # what is added up by now has to be forgotten
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return loss, stats
+
+
+def cramped(config, groups, room: int) -> tuple[torch.Tensor, dict]:
+    engine = Engine(toy_model(), 1, 8)
+    learner = Cramped(Replicate(engine.model), engine, config)
+    learner.room = room
+    metrics = learner.update(groups, METHODS["grpo"].credit(groups, [], [], config), 1)
+    return learner.gradient, metrics
+
+
+def test_out_of_memory_repeats_the_step_with_half_the_micro_batch():
+    config = toy_config(max_grad_norm=1e9, micro_batch=12)
+    _, groups = sampled_groups(config)
+    gradient, metrics = cramped(config, groups, room=6)
+    config.micro_batch = 6
+    expected, same = ours(config, groups)
+    assert torch.equal(gradient, expected)
+    assert metrics == {**same, "update/out_of_memory": 1.0} and same["update/out_of_memory"] == 0.0
+
+
+def one_cramped(rank: int, world: int, config, groups, path) -> None:
+    found = cramped(config, groups[rank::world], 6 if rank else 100)
+    config.micro_batch = 6
+    torch.save((found, ours(config, groups[rank::world])), path / f"{rank}.pt")
+
+
+def test_all_ranks_repeat_when_one_runs_out_of_memory(tmp_path):
+    config = toy_config(max_grad_norm=1e9, micro_batch=12)
+    on_ranks(2, tmp_path / "meet", one_cramped, config, sampled_groups(config)[1], tmp_path)
+    for rank in range(2):
+        (gradient, metrics), (expected, same) = torch.load(tmp_path / f"{rank}.pt")
+        assert torch.equal(gradient, expected)
+        assert metrics == {**same, "update/out_of_memory": 1.0}
+
+
+def test_out_of_memory_again_is_one_clear_line():
+    config = toy_config(micro_batch=12)
+    _, groups = sampled_groups(config)
+    with pytest.raises(UserError, match="6 trajectories at a time: lower --micro-batch"):
+        cramped(config, groups, room=5)
 
 
 def test_errored_trajectories_do_not_touch_the_gradient():
