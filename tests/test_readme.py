@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.readme import CHECKS, TRAINED
 from prover_mini.config import parse
 
 ROOT = Path(__file__).parent.parent
@@ -51,3 +52,8 @@ def test_every_shown_command_is_one_that_the_trainer_takes(file, line):
     words = shlex.split(line.partition("#")[0])
     flags = [word for word in words[words.index("train.py") + 1 :] if word not in ("$@", "...")]
     parse(flags)
+
+
+@pytest.mark.parametrize("check", CHECKS + TRAINED, ids=lambda check: check.what)
+def test_a_figure_that_is_measured_again_stands_in_the_readme(check):
+    assert len(re.findall(check.stated, README)) == 1
