@@ -1,15 +1,24 @@
-"""Faults in whole runs of two ranks: what is said, how all of them end, and that the newest good checkpoint survives."""
+"""Faults in whole runs: what is said and counted, how every rank ends, and that the newest good checkpoint survives."""
 
 import os
 import resource
 import shutil
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+import train
 from benchmarks.kill_test import JOB, Job, differences, finish
+from envs import searchqa
+from envs.searchqa.retriever import HTTPRetriever
+from prover_mini.judge import endpoint
+from tests import judge_server
+from tests.judge_server import KEY, always, proposal, status
+from tests.test_retriever import serve
+from tests.test_train import metrics, run
 
 TWO = [*JOB, "--steps", "3", "--save-every", "3", "--eval-every", "3"]
 
@@ -103,3 +112,75 @@ def test_a_rank_that_hangs_is_given_up_after_the_time_limit(tmp_path):
     finally:
         job.processes[1].kill()
         job.end()
+
+
+class Outage:
+    """`down` is true while a step of `steps` runs."""
+
+    def __init__(self, monkeypatch, *steps: int):
+        self.down = False
+        tasks_of_step = train.tasks_of_step
+
+        def begin(tasks, step, config):
+            self.down = step in steps
+            return tasks_of_step(tasks, step, config)
+
+        monkeypatch.setattr(train, "tasks_of_step", begin)
+
+
+@pytest.fixture
+def retriever(serve, monkeypatch):
+    """retriever(outage) is the address of a server that finds what the embedded retriever finds, but in an outage."""
+    monkeypatch.setattr(searchqa, "HTTPRetriever", partial(HTTPRetriever, attempts=2, first_pause_seconds=0.001))
+    found = searchqa.embedded_retriever()
+
+    def begin(outage: Outage) -> str:
+        def answer(request):
+            if outage.down:
+                return 503, {"detail": "restarting"}
+            return 200, {"result": [found.search(query, request["topk"]) for query in request["queries"]]}
+
+        return serve(answer)[0]
+
+    return begin
+
+
+def test_a_retriever_that_is_down_for_a_step_costs_that_step(retriever, tmp_path, monkeypatch, capsys):
+    url = retriever(Outage(monkeypatch, 2))
+    assert run(*TWO, "--retriever-url", url, "--run-dir", tmp_path / "run") == 0
+    rates = [row["env/error_rate"] for row in metrics(tmp_path / "run")]
+    assert rates[1] > 0.5 and rates[0] == rates[2] == 0
+    assert f"{rates[1]:.1%} of episodes failed by errors" in capsys.readouterr().out
+
+
+def test_a_retriever_that_is_gone_ends_the_run_and_it_goes_on_when_it_is_back(retriever, tmp_path, monkeypatch, capsys):
+    outage = Outage(monkeypatch, 3, 4, 5)
+    url = retriever(outage)
+    many = [*JOB, "--steps", "5", "--max-bad-steps", "2", "--temperature", "0.2"]
+    assert run(*many, "--retriever-url", url, "--run-dir", tmp_path / "run") == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "2 steps in a row taught nothing, step 4 had errors in every episode" in line and "503" in line
+    assert latest(tmp_path / "run") == "step_000003"  # of a step that changed nothing: as good as the one before
+    assert [row["env/error_rate"] for row in metrics(tmp_path / "run")] == [0, 0, 1, 1]
+    assert run("--run-dir", tmp_path / "run", "--resume") == 2
+    assert "start the server or correct the address" in capsys.readouterr().err
+    outage.down = False
+    monkeypatch.undo()
+    assert run("--run-dir", tmp_path / "run", "--resume") == 0
+    assert [row["env/error_rate"] for row in metrics(tmp_path / "run")] == [0, 0, 1, 0, 0]
+
+
+def test_a_judge_that_is_down_for_a_step_leaves_grpo_there_and_is_asked_again(tmp_path, monkeypatch):
+    outage = Outage(monkeypatch, 2)
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setattr(endpoint, "FIRST_PAUSE_SECONDS", 0.001)
+    good, bad = always(proposal(0, 0)), status(503)
+    server = judge_server.Server(lambda handler, request: (bad if outage.down else good)(handler, request))
+    try:
+        where = ["--judge", "endpoint", "--judge-url", server.url, "--judge-model", "m", "--judge-max-failures", "1"]
+        assert run(*TWO, "--groups-per-step", "8", *where, "--run-dir", tmp_path / "run") == 0
+    finally:
+        server.close()
+    first, second, third = metrics(tmp_path / "run")
+    assert second["judge/failures"] == second["judge/calls"] > 0 == second["prover/proposed"]
+    assert first["judge/failures"] == third["judge/failures"] == 0 < first["prover/verified"] * third["prover/verified"]

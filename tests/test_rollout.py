@@ -2,6 +2,9 @@
 
 import itertools
 import math
+import threading
+import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +15,8 @@ from prover_mini.errors import UserError
 from prover_mini.rollout import Player
 from prover_mini.trajectory import OFF_POLICY, Segment
 from prover_mini.verify import verify
-from tests.toys import WORDS, ToySuite, toy_chat, toy_config, toy_model
+from prover_mini.workers import Failure, Workers
+from tests.toys import WORDS, ToyEnv, ToySuite, toy_chat, toy_config, toy_model
 
 HITS, ALPHABET = {"a", "b"}, {"a", "b", "c", "d"}
 
@@ -221,6 +225,105 @@ def test_errors_on_one_side_leave_no_verdict():
 
     p.suite.make_env = make_env
     assert verify(p, [Segment(reference, 0, 0)], p.config).verdicts == []
+
+
+class Faulty(ToyEnv):
+    """Breaks in one of its methods, in the games of one task, from the second turn on (`reset`: at once)."""
+
+    def __init__(self, suite, where):
+        super().__init__(suite.turns, suite.needed)
+        self.task_id, self.where, self.closing = "", where, suite.closing
+
+    def fail(self, here: str) -> bool:
+        """Raises, hangs, or answers True for an answer of the wrong type."""
+        if here != self.where.removeprefix("hangs in ").removeprefix("wrong ") or self.task_id != "toy-02":
+            return False
+        if self.where.startswith("hangs"):
+            self.closing.wait()
+        if not self.where.startswith("wrong"):
+            raise RuntimeError(f"no {here}")
+        return True
+
+    def reset(self, task):
+        self.task_id = task.id
+        self.fail("reset")
+        return super().reset(task)
+
+    def step(self, action):
+        return None if self.played and self.fail("step") else super().step(action)
+
+    def snapshot(self):
+        if self.played:
+            self.fail("snapshot")
+        return self.task_id, super().snapshot()
+
+    def restore(self, state):
+        self.task_id, state = state
+        self.fail("restore")
+        super().restore(state)
+
+
+@pytest.fixture
+def faulty():
+    """faulty(where) makes a suite; hanging calls end with the test."""
+    suite = ToySuite()
+    suite.closing = threading.Event()
+
+    def make(where: str) -> ToySuite:
+        suite.make_env = lambda: Faulty(suite, where)
+        suite.workers = 4 if where.startswith("hangs") else 1
+        return suite
+
+    yield make
+    suite.closing.set()
+
+
+@pytest.mark.parametrize(
+    "where, reason",
+    [
+        *[(name, f"RuntimeError: no {name}") for name in ("reset", "step", "snapshot", "restore")],
+        *[(f"hangs in {name}", "no answer in 2 seconds") for name in ("reset", "step", "snapshot", "restore")],
+        ("wrong step", "step returned NoneType, not a Step"),
+    ],
+)
+def test_an_environment_that_raises_or_hangs_costs_its_own_episodes_only(faulty, where, reason):
+    p = player(suite=faulty(where), slots=5)
+    p.workers.seconds = 2
+    groups = play(p)
+    assert [{t.error for t in g.trajectories} for g in groups] == [{reason} if i == 2 else {""} for i in range(6)]
+    sound = play(player())
+    for g, expected in zip(groups, sound):
+        if g.index != 2:
+            assert [signature(t) for t in g.trajectories] == [signature(t) for t in expected.trajectories]
+    assert [len(g.trajectories) for g in groups] == [4] * 6 and groups[2].healthy == []
+
+
+def test_workers_answer_in_order_and_never_more_than_so_many_at_once():
+    running, most, lock = 0, 0, threading.Lock()
+
+    def call(i: int) -> int:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.002 * (i % 3))
+        with lock:
+            running -= 1
+        return i
+
+    assert Workers(3, 60).run([partial(call, i) for i in range(20)]) == list(range(20))
+    assert most == 3
+    assert Workers(3, 60).run([]) == []
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_is_meant_for_the_user_is_raised(count):
+    def refuse():
+        raise UserError("the file is gone")
+
+    with pytest.raises(UserError, match="the file is gone"):
+        Workers(count, 60).run([refuse, int])
+    assert Workers(count, 60).run([lambda: 1 / 0, int]) == [Failure("ZeroDivisionError: division by zero"), 0]
 
 
 def test_workers_step_environments_in_parallel_with_the_same_result():

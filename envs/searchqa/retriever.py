@@ -25,7 +25,8 @@ from prover_mini.errors import UserError
 
 CONNECT_SECONDS = 5.0
 READ_SECONDS = 30.0
-ATTEMPTS = 4
+ATTEMPTS = 7  # 31 seconds of pauses: what a server takes to restart
+ATTEMPTS_AT_START = 4
 FIRST_PAUSE_SECONDS = 0.5  # doubles after each attempt
 REFUSED = (400, 422)
 RETRIED = (408, 429)  # and every 5xx
@@ -72,14 +73,17 @@ class HTTPRetriever:
     def probe(self) -> None:
         """Asks one question, so that a wrong address shows before any work is done. Raises UserError."""
         try:
-            self.search("test", 1)
+            self._search("test", 1, min(self.attempts, ATTEMPTS_AT_START))
         except RetrievalError as error:
             raise UserError(f"retriever_url {self.url}: {error}; start the server or correct the address") from error
 
     def search(self, query: str, k: int) -> list[str]:
         """Raises RetrievalError when the last attempt has failed, or at once where a new attempt can't help."""
+        return self._search(query, k, self.attempts)
+
+    def _search(self, query: str, k: int, attempts: int) -> list[str]:
         query = query.encode(errors="replace").decode()  # JSON has no place for half a surrogate pair
-        for attempt in range(self.attempts):
+        for attempt in range(attempts):
             if attempt:
                 time.sleep(self.first_pause_seconds * 2 ** (attempt - 1))
             try:
@@ -94,7 +98,7 @@ class HTTPRetriever:
             failure = f"answered with HTTP status {response.status_code}"
             if response.status_code < 500 and response.status_code not in RETRIED:
                 raise RetrievalError(failure)
-        raise RetrievalError(f"no answer in {self.attempts} attempts, the last one: {failure}")
+        raise RetrievalError(f"no answer in {attempts} attempts, the last one: {failure}")
 
     def _post(self, query: str, k: int) -> httpx2.Response:
         if not self.single_query:
