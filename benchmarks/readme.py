@@ -71,7 +71,7 @@ CHECKS = [
     ),
     Check(
         "ALFWorld snapshot and restore, us", "python -m benchmarks.alfworld_speed",
-        r"snapshot and restore ([\d.]+) µs", r"snapshot \+ restore +([\d.]+) us", 2.5,
+        r"snapshot and restore ([\d.]+) µs \| `python -m benchmarks\.alfworld", r"snapshot \+ restore +([\d.]+) us", 2.5,
     ),
     Check(
         "ALFWorld recordings in the repository", "python -m tests.replay alfworld tests/data/alfworld",
