@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Checks and profiles the kernels and the engine on a machine with a GPU, in at most 8 minutes:
+# Checks and profiles the kernels and the engine, its CUDA graphs included, on a machine with a GPU, in at most 8
+# minutes:
 #
 #     bash benchmarks/gpu_check.sh            PYTHON=/path/to/python chooses the interpreter
 #

@@ -2,18 +2,23 @@
 
 Floors come from this card: the rate of a large bfloat16 product, and of a copy. `linear_logprob` forward and backward
 makes four products of 2 N V D operations, what keeps all logits three. "% of floor" is of a path's own products.
-Advantage and loss are timed as CUDA graphs, so that the launch cost of Python is not in the figure.
+Advantage and loss, and the kernels of decoding, are timed as CUDA graphs, so that the launch cost of Python is not in
+the figure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 
 import torch
 from torch import Tensor
 from triton.testing import do_bench, do_bench_cudagraph
 
-from kernels import grpo_loss, linear_logprob, segment_advantage
+from kernels import (
+    GatedDeltaWeights, decode_attention, gated_delta_rule, grpo_loss, linear_logprob, rms_norm, segment_advantage,
+)  # fmt: skip
 
 DEVICE = "cuda"
 VOCABULARY = 248_320
@@ -149,25 +154,71 @@ def small_kernels(report, bandwidth: float, T: int = 32_768, B: int = 64, N: int
         "loss without statistics or gradient, eager": (eager_loss, 17),
         "loss without statistics or gradient, torch.compile": (torch.compile(eager_loss), 17),
     }
-    rows = []
-    for name, (run, bytes_per_token) in cases.items():
-        run()
-        low, middle, high = (1e3 * x for x in do_bench_cudagraph(run, rep=50, quantiles=QUANTILES))
-        rows.append(
-            {
-                "kernel": name,
-                "p20 us": f"{low:.1f}",
-                "p50 us": f"{middle:.1f}",
-                "p80 us": f"{high:.1f}",
-                "GB/s": f"{bytes_per_token * T / middle / 1e3:.0f}",
-                "% of floor": f"{100 * bytes_per_token * T / bandwidth / (middle * 1e-6):.1f}",
-                "extra KiB": f"{1024 * extra_mib(run, 0):.0f}",
-            }
-        )
+    rows = [moved(name, run, each * T, bandwidth) for name, (run, each) in cases.items()]
     report.table(f"Advantage and loss, {T:,} tokens in {B} trajectories (copies at {bandwidth / 1e12:.2f} TB/s)", rows)
+
+
+def moved(name: str, run: Callable, size: int, bandwidth: float) -> dict:
+    """A row of a table of kernels that only move bytes: `size` of them, in a CUDA graph."""
+    run()
+    low, middle, high = (1e3 * x for x in do_bench_cudagraph(run, rep=50, quantiles=QUANTILES))
+    return {
+        "kernel": name,
+        "p20 us": f"{low:.1f}",
+        "p50 us": f"{middle:.1f}",
+        "p80 us": f"{high:.1f}",
+        "GB/s": f"{size / middle / 1e3:.0f}",
+        "% of floor": f"{100 * size / bandwidth / (middle * 1e-6):.1f}",
+        "extra KiB": f"{1024 * extra_mib(run, 0):.0f}",
+    }
+
+
+def gathered_attention(q_BHE, key_SJTE, value_SJTE, rows_B, scale: float) -> Tensor:
+    """What `decode_attention` replaces, for rows of one length."""
+    q_BJGE = q_BHE.view(len(q_BHE), key_SJTE.shape[1], -1, q_BHE.shape[2])
+    keys, values = key_SJTE[rows_B], value_SJTE[rows_B]
+    return torch.nn.functional.scaled_dot_product_attention(q_BJGE, keys, values, scale=scale)
+
+
+def decoding(report, bandwidth: float, B: int = 128) -> None:
+    """The kernels of one decode step of B rows, each for one layer."""
+
+    def normal(*shape):
+        return torch.randn(*shape, device=DEVICE, dtype=torch.bfloat16)
+
+    rows_B, ones_B = torch.randperm(B, device=DEVICE), torch.ones(B, dtype=torch.int64, device=DEVICE)
+    eager_delta_rule = import_module("kernels.gated_delta_rule").by_torch
+    rows = []
+
+    def add(name: str, size: int, function: Callable, *arguments) -> None:
+        rows.append(moved(name, partial(function, *arguments), size, bandwidth))
+
+    for model, D in MODELS.items():
+        J, K, V, H = 16, 128, 128, {"2B": 16, "4B": 32}[model]
+        C = 2 * J * K + H * V
+        inputs = normal(B, 1, C), normal(B, 1, H, V), normal(B, 1, H), normal(B, 1, H)
+        decay_2H = torch.randn(2, H, device=DEVICE)
+        weights = GatedDeltaWeights(normal(C, 1, 4), *decay_2H, normal(V), 1e-6)
+        states = normal(B, 3, C), torch.randn(B, H, K, V, device=DEVICE)
+        size = 2 * sum(x.nbytes for x in states) + sum(x.nbytes for x in inputs) + inputs[1].nbytes
+        add(f"gated_delta_rule, {model}", size, gated_delta_rule, *inputs, weights, *states, rows_B, ones_B)
+        add(f"gated_delta_rule, eager, {model}", size, eager_delta_rule, *inputs, weights, *states, rows_B, ones_B)
+
+        heads, J, E = H // 2, H // 8, 256
+        for length in (1024, 8192):
+            q_BHE, key_SJTE, value_SJTE = normal(B, heads, E), normal(B, J, length, E), normal(B, J, length, E)
+            tensors, size = (q_BHE, key_SJTE, value_SJTE), key_SJTE.nbytes + value_SJTE.nbytes + 2 * q_BHE.nbytes
+            name, lengths_B = f"{model}, {length} keys", ones_B * length
+            add(f"decode_attention, {name}", size, decode_attention, *tensors, rows_B, lengths_B, E**-0.5)
+            add(f"gathered K/V, eager, {name}", size, gathered_attention, *tensors, rows_B, E**-0.5)
+        x_BD = normal(B, D)
+        add(f"rms_norm, {model}", 2 * x_BD.nbytes, rms_norm, x_BD, normal(D), 1e-6, 1.0)
+        torch.cuda.empty_cache()
+    report.table(f"Decoding, one layer, {B} rows (copies at {bandwidth / 1e12:.2f} TB/s)", rows)
 
 
 def gpu(report) -> None:
     flops, bandwidth = gemm_rate(), copy_rate()
     small_kernels(report, bandwidth)
+    decoding(report, bandwidth)
     log_probs(report, flops)

@@ -121,13 +121,17 @@ def decode_attention(
     require(rows_B.shape == lengths_B.shape == (B,), f"rows and lengths must have shape [{B}]")
     if fused(q_BHE):
         return _launch(q_BHE, key_SJTE, value_SJTE, rows_B, lengths_B, scale)
-    longest = int(lengths_B.max())
-    if not longest:
-        return torch.zeros_like(q_BHE)
+    return by_torch(q_BHE, key_SJTE, value_SJTE, rows_B, lengths_B, scale)
+
+
+def by_torch(q_BHE: Tensor, key_SJTE: Tensor, value_SJTE: Tensor, rows_B: Tensor, lengths_B: Tensor, scale: float):
+    """The same in torch operations, which gather the rows' K/V up to the longest."""
+    B, H, E = q_BHE.shape
+    longest = max(int(lengths_B.max()), 1)
     keep_BN = torch.arange(longest, device=q_BHE.device) < lengths_B[:, None].clamp(min=1)
     # the heads that share a K/V head are like G tokens of it, which reads K and V once for all
     out_BJGE = F.scaled_dot_product_attention(
-        q_BHE.view(B, J, H // J, E), key_SJTE[rows_B, :, :longest], value_SJTE[rows_B, :, :longest],
+        q_BHE.view(B, key_SJTE.shape[1], -1, E), key_SJTE[rows_B, :, :longest], value_SJTE[rows_B, :, :longest],
         attn_mask=keep_BN[:, None, None], scale=scale,
     )  # fmt: skip
     return out_BJGE.reshape(B, H, E)

@@ -145,13 +145,21 @@ def gated_delta_rule(
         ValueError: shapes or dtypes that do not fit.
     """
     _check(qkv_BTC, z_BTHV, weights, conv_SWC, recurrent_SHKV)
-    H, K, V = recurrent_SHKV.shape[1:]
+    K, V = recurrent_SHKV.shape[2:]
+    state = weights, conv_SWC, recurrent_SHKV
     if qkv_BTC.shape[1] == 1 and fused(qkv_BTC) and K * V <= LARGEST_STATE:
         if isinstance(rows, slice):
             rows = torch.arange(len(conv_SWC), device=conv_SWC.device)[rows]
         counts_B = torch.ones_like(rows) if counts_B is None else counts_B
-        return _launch(qkv_BTC, z_BTHV, b_BTH, a_BTH, weights, conv_SWC, recurrent_SHKV, rows, counts_B)
-    B, T, C = qkv_BTC.shape
+        return _launch(qkv_BTC, z_BTHV, b_BTH, a_BTH, *state, rows, counts_B)
+    return by_torch(qkv_BTC, z_BTHV, b_BTH, a_BTH, *state, rows, counts_B)
+
+
+def by_torch(
+    qkv_BTC, z_BTHV, b_BTH, a_BTH, weights: GatedDeltaWeights, conv_SWC, recurrent_SHKV, rows, counts_B
+) -> Tensor:  # fmt: skip
+    """The same in torch operations."""
+    (B, T, C), (H, K, V) = qkv_BTC.shape, recurrent_SHKV.shape[1:]
     window_BTC = torch.cat((conv_SWC[rows], qkv_BTC), 1)
     conv_SWC[rows] = window_end(window_BTC, counts_B, conv_SWC.shape[1])
     mixed_BTC = F.silu(causal_conv(window_BTC, weights.conv_C1W, T))

@@ -69,7 +69,7 @@ class Decoder:
         forward(self.model, self.memory, chunk)
 
     def _write(self, values: Tensor) -> None:
-        self._input[: values.numel()].copy_(values.flatten())
+        self._input[: values.numel()].copy_(upload(values.flatten(), self._input.device))
 
     def _make_graph(self, size: int, values: Tensor) -> None:
         """Sees to it that there is a valid graph of this size. While it is made, the rows of `values` idle."""
@@ -84,6 +84,11 @@ class Decoder:
             self._captured[size] = capture(lambda: self.step(size), pool)
             self._captured_at = addresses
             self.captures += 1
+
+
+def upload(values: Tensor, device: torch.device) -> Tensor:
+    """A copy on the device, for which nothing that the device still does is waited for."""
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
 
 
 def capture(run: Callable[[], None], pool) -> torch.cuda.CUDAGraph:

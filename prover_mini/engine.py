@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kernels.launch import fused
-from prover_mini.decode import Decoder
+from prover_mini.decode import Decoder, upload
 from prover_mini.errors import UserError
 from prover_mini.forward import Chunk, check_supported, forward, make_memory, make_tables, place
 
@@ -157,6 +157,7 @@ class Engine:
             raise ValueError(f"slot {empty[0]} is empty: extend it before sampling from it")
         if not rows:
             return [], []
+        uniforms_B1 = upload(torch.from_numpy(uniforms), self.device)[:, None]
         logits_BV = self.model.lm_head(self._memory.hidden_SD[self._index(rows)]).float()
         if temperature not in (0, 1):
             logits_BV /= temperature
@@ -164,7 +165,7 @@ class Engine:
         cdf_BV = logits_BV.exp().cumsum(-1, dtype=torch.float64)  # not normalised
         total_B1 = cdf_BV[:, -1:]
         if temperature:
-            targets_B1 = torch.from_numpy(uniforms).to(self.device)[:, None] * total_B1
+            targets_B1 = uniforms_B1 * total_B1
             # rounding may lift a target to the total itself, past the last token that has a probability
             targets_B1 = torch.minimum(targets_B1, total_B1.nextafter(torch.zeros_like(total_B1)))
             tokens_B1 = torch.searchsorted(cdf_BV, targets_B1, right=True).clamp_(max=logits_BV.shape[1] - 1)
