@@ -24,6 +24,7 @@ from kernels.launch import fused
 from prover_mini.decode import Decoder, upload
 from prover_mini.errors import UserError
 from prover_mini.forward import Chunk, check_supported, forward, make_memory, make_tables, place
+from prover_mini.sampling import draw
 
 BATCH_TOKENS = 8192  # padded tokens in one forward of `extend`, which bounds its activations
 BUSY_SHARE = 0.75  # above it, decoding a span of slots with idle rows is cheaper than gathering the busy rows
@@ -159,19 +160,7 @@ class Engine:
             return [], []
         uniforms_B1 = upload(torch.from_numpy(uniforms), self.device)[:, None]
         logits_BV = self.model.lm_head(self._memory.hidden_SD[self._index(rows)]).float()
-        if temperature not in (0, 1):
-            logits_BV /= temperature
-        logits_BV -= logits_BV.amax(-1, keepdim=True)
-        cdf_BV = logits_BV.exp().cumsum(-1, dtype=torch.float64)  # not normalised
-        total_B1 = cdf_BV[:, -1:]
-        if temperature:
-            targets_B1 = uniforms_B1 * total_B1
-            # rounding may lift a target to the total itself, past the last token that has a probability
-            targets_B1 = torch.minimum(targets_B1, total_B1.nextafter(torch.zeros_like(total_B1)))
-            tokens_B1 = torch.searchsorted(cdf_BV, targets_B1, right=True).clamp_(max=logits_BV.shape[1] - 1)
-        else:
-            tokens_B1 = logits_BV.argmax(-1, keepdim=True)
-        logprobs_B1 = logits_BV.gather(1, tokens_B1) - total_B1.log()
+        tokens_B1, logprobs_B1 = draw(logits_BV, uniforms_B1, temperature)
         # one wait for the device; float64 holds every token number exactly
         tokens, logprobs = torch.cat((tokens_B1, logprobs_B1), 1).T.tolist()
         if not math.isfinite(sum(logprobs)):

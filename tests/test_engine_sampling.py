@@ -7,14 +7,21 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from prover_mini import sampling
 from prover_mini.engine import Engine, StaleState, self_check
 from prover_mini.errors import UserError
 from tests.tiny_models import BUILDERS, COMMON, MAX_TOKENS, SLOTS, VOCAB, Recorded, build, logprobs, qwen2, qwen3
 
 
+@pytest.fixture(params=[512, 8, 7], ids="cells of {}".format)
+def cell(request, monkeypatch):
+    """The vocabulary as one cell, in whole cells, and with a last one that is not full."""
+    monkeypatch.setattr(sampling, "CELL", request.param)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 1.6])
-def test_sampling_inverts_the_distribution_function(temperature):
+def test_sampling_inverts_the_distribution_function(temperature, cell):
     engine = Engine(build("hybrid", 0.2), SLOTS, MAX_TOKENS)
     engine.extend([1, 4], [[1, 2, 3], [5]])
     for row in (1, 4):
@@ -40,7 +47,7 @@ def test_a_draw_depends_on_its_own_uniform_alone():
     assert engine.sample([0, 1, 2], np.array([0.99, 0.6, 0.01]), 1.0)[0][1] == tokens[1]
 
 
-def test_extreme_uniforms_draw_tokens_that_exist():
+def test_extreme_uniforms_draw_tokens_that_exist(cell):
     engine = Engine(build("qwen3", 0.02), SLOTS, MAX_TOKENS)
     engine.extend([0], [[1, 2, 3]])
     with torch.no_grad():
@@ -94,7 +101,7 @@ def test_weights_stay_trainable():
     assert all(p.grad is not None for p in model.parameters())
 
 
-def test_misuse_is_an_error():
+def test_misuse_is_an_error(cell):
     engine = Engine(build("qwen3"), SLOTS, MAX_TOKENS)
     engine.extend([0], [[1, 2, 3]])
     with pytest.raises(ValueError, match="slot 1 is empty"):
