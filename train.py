@@ -121,7 +121,8 @@ def train(config: Config, given: dict) -> None:
         successes.append(row["success_rate"])
         with run.phase("save"):
             if stop or step % config.save_every == 0 or step == config.steps:
-                checkpoint.save(run_dir, step, learner, tokenizer, config.keep_checkpoints, fmean(successes), balance.tokens)
+                kept = config.keep_checkpoints
+                checkpoint.save(run_dir, step, learner, tokenizer, kept, fmean(successes), balance.tokens)
                 successes = []
         if stop:
             return run.stopped(step)

@@ -74,7 +74,8 @@ def write_part(aside: Path, learner: Learner, tokenizer) -> None:
     if not weights.sharded and not distributed.main():
         return
     if not aside.is_dir():
-        raise UserError(f"{aside}: rank {distributed.rank()} does not see it; shards need a run directory that all ranks share")
+        rank = distributed.rank()
+        raise UserError(f"{aside}: rank {rank} does not see it; shards need a run directory that all ranks share")
     if distributed.main():
         tensors = {name: p.detach() for name, p in weights.model.named_parameters()}
         # the library would give the text model of an image and text model the names of the latter again
@@ -168,13 +169,14 @@ def restore_optimizer(path: Path, state: dict, learner: Learner) -> None:
                 part.master.copy_(saved.read(f"master/{part.name}", part))
             if f"{MOMENTS[0]}/{part.name}" in saved.pieces:
                 moments = {m: saved.read(f"{m}/{part.name}", part).to(learner.device) for m in MOMENTS}
-                learner.optimizer.state[part.master] = {"step": torch.tensor(float(state["optimizer_steps"])), **moments}
+                steps = torch.tensor(float(state["optimizer_steps"]))
+                learner.optimizer.state[part.master] = {"step": steps, **moments}
     except Exception as error:
         raise UserError(f"{path}: the optimizer state cannot be read ({error})") from None
 
 
 class Rows:
-    """The tensors in a checkpoint's optimizer files: runs of rows, which lie in one file or follow each other in several."""
+    """The tensors in a checkpoint's optimizer files: their rows lie in one file or follow each other in several."""
 
     def __init__(self, path: Path):
         self.pieces: dict[str, list] = defaultdict(list)  # (first row, rows, slice of a file), in order

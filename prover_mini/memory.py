@@ -39,12 +39,11 @@ def check(name: str, parameters: int, dtype: str, ranks: int, device: torch.devi
     if not free or needed <= free:
         return
     parts = ", ".join(f"{what} {size / GIB:.1f}" for what, size in held.items())
-    sharded = f" with its state sharded over {ranks} ranks" if ranks > 1 else ""
-    where = "on the GPU" if device.type == "cuda" else "per rank"
+    sharded = f" with its state in shards over {ranks} ranks" if ranks > 1 else ""
+    remedy = "more GPUs" if ranks > 1 else "more GPUs with --parallel shard"
     raise UserError(
         f"--model {name}: training its {parameters / 1e9:.2f} billion parameters{sharded} takes {needed / GIB:.1f} GiB "
-        f"on each rank ({parts}) and {free / GIB:.1f} GiB are free {where}; "
-        + ("use more GPUs or a smaller model" if ranks > 1 else "use more GPUs with --parallel shard, or a smaller model")
+        f"on each rank ({parts}), of which {free / GIB:.1f} GiB are free; use {remedy}, or a smaller model"
     )
 
 

@@ -164,10 +164,11 @@ class Shard:
         self.model, self.logprobs = model, model.token_logprobs
         named = sorted(zip(*_trained(model)), key=lambda named: named[1] in whole)  # shards first
         self.parameters = [parameter for _, parameter in named]
+        rounded = dtype != torch.float32
         self.parts = [
             Part(name, p.detach(), 0, distributed.main(), False)
             if p in whole
-            else Part(name, p.detach().to_local(), dist.get_rank() * math.ceil(len(p) / ranks), True, dtype != torch.float32)
+            else Part(name, p.detach().to_local(), dist.get_rank() * math.ceil(len(p) / ranks), True, rounded)
             for name, p in named
         ]
         self.masters = [part.master for part in self.parts]

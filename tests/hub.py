@@ -18,7 +18,10 @@ TEXT = dict(
     linear_key_head_dim=4, linear_value_head_dim=4, max_position_embeddings=512, pad_token_id=0, initializer_range=0.1,
     rope_parameters=dict(rope_type="default", rope_theta=1e7, partial_rotary_factor=0.25, mrope_section=[2, 1, 1]),
 )  # fmt: skip
-VISION = dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=32, patch_size=4, num_position_embeddings=16)
+VISION = dict(
+    depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=32, patch_size=4,
+    num_position_embeddings=16,
+)  # fmt: skip
 
 
 def hub_checkpoint(path: Path, files: int = 3) -> dict[str, torch.Tensor]:
@@ -35,7 +38,8 @@ def hub_checkpoint(path: Path, files: int = 3) -> dict[str, torch.Tensor]:
     names = sorted(tensors)
     places = {name: f"model-{i % files + 1:05d}-of-{files:05d}.safetensors" for i, name in enumerate(names)}
     for file in set(places.values()):
-        save_file({n: tensors[n].contiguous() for n in names if places[n] == file}, path / file, metadata={"format": "pt"})
+        part = {name: tensors[name].contiguous() for name in names if places[name] == file}
+        save_file(part, path / file, metadata={"format": "pt"})
     (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
     written = config.to_dict() | {"architectures": ["Qwen3_5ForConditionalGeneration"], "dtype": "bfloat16"}
     del written["text_config"]["tie_word_embeddings"]  # the outer one says it for both

@@ -50,7 +50,8 @@ def test_a_model_in_several_files_is_read_exactly(architecture, dtype, tmp_path)
 def test_a_model_that_does_not_fit_is_refused_with_the_numbers_before_it_is_read(tmp_path, monkeypatch):
     """Headers of a model of 4 billion parameters, without a byte of its weights."""
     toy_model().config.save_pretrained(tmp_path)
-    header = json.dumps({"w": {"dtype": "BF16", "shape": [4_000_000, 1000], "data_offsets": [0, 8_000_000_000]}}).encode()
+    weight = {"dtype": "BF16", "shape": [4_000_000, 1000], "data_offsets": [0, 8_000_000_000]}
+    header = json.dumps({"w": weight}).encode()
     with open(tmp_path / "model.safetensors", "wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         file.truncate(8 + len(header) + 8_000_000_000)
@@ -93,7 +94,8 @@ def test_an_unsupported_or_damaged_model_is_one_line(tmp_path):
     toy_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(UserError, match="cannot be loaded"):
         parallel.load(str(tmp_path), toy_config(), CPU)
-    save_file({"model.embed_tokens.weight": torch.zeros(13, 32)}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    part = {"model.embed_tokens.weight": torch.zeros(13, 32)}
+    save_file(part, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UserError, match="weights are missing, such as"):
         parallel.load(str(tmp_path), toy_config(), CPU)
 
@@ -120,3 +122,15 @@ def test_flash_attention_is_taken_where_it_can_be(monkeypatch):
     assert not asked
     use_flash_attention(policy.bfloat16(), torch.device("cuda"))
     assert asked == ["flash_attention_2"]
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_activation_checkpointing_computes_layers_again_in_the_backward_pass(checkpointed):
+    weights, _ = parallel.load(str(model.ASSETS / "searchqa"), toy_config(activation_checkpointing=checkpointed), CPU)
+    calls = []
+    for layer in weights.model.model.layers:
+        layer.mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+    weights.model.train()
+    ids = torch.arange(12).view(2, 6)
+    weights.logprobs(ids, torch.arange(11), torch.arange(11), 1.0).logprob_N.sum().backward()
+    assert len(calls) == len(weights.model.model.layers) * (2 if checkpointed else 1)
