@@ -18,7 +18,7 @@ from statistics import fmean
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models: more threads per rank only wait for each other
 
 from envs import load_suite
-from prover_mini import checkpoint, distributed, interrupt, parallel
+from prover_mini import checkpoint, distributed, interrupt, parallel, plan
 from prover_mini.balance import Balance
 from prover_mini.chat import Chat
 from prover_mini.config import Config, parse
@@ -166,8 +166,12 @@ def recorded_budgets(config: Config) -> dict[int, int]:
 def main() -> int:
     """Runs the command line. One line on stderr and 2 for input that cannot be used, 3 where another rank is gone."""
     try:
+        config, given = parse()
+        if config.plan:
+            plan.show(config)
+            return 0
         with interrupt.deferred():
-            train(*parse())
+            train(config, given)
         return 0
     except (UserError, OSError, FloatingPointError) as error:  # a full disk, a policy that diverged
         if os.environ.get("RANK", "0") != "0":

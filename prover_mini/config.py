@@ -177,6 +177,10 @@ class Config:
     )
     # run
     seed: int = option(0, "Every random draw of the run derives from it.")
+    plan: bool = option(
+        False, "Print memory per GPU, slots that fit and least times of a step on known cards; train nothing."
+    )
+    gpus: int = option(0, "GPUs that --plan plans for; 0 takes the ranks that were started, or 8.")
     run_dir: str = option("", "Where the run is written; empty takes the next free directory under runs/.")
     resume: bool = option(False, "Continue the run in run_dir from its latest checkpoint.")
     eval_every: int = option(
@@ -243,7 +247,7 @@ class Config:
 MINIMA = {
     "group_size": 2, "continuations": 1, "groups_per_step": 1, "steps": 1, "max_turns": 1, "max_turn_tokens": 1,
     "max_observation_tokens": 1, "max_segment_turns": 1, "max_successes": 1, "minibatches": 1, "micro_batch": 1,
-    "slots": 1, "topk": 1, "eval_every": 1, "save_every": 1, "keep_checkpoints": 1, "max_bad_steps": 1, "rank_timeout": 1, "env_timeout": 1,
+    "slots": 1, "topk": 1, "eval_every": 1, "save_every": 1, "keep_checkpoints": 1, "max_bad_steps": 1, "rank_timeout": 1, "env_timeout": 1, "gpus": 0,
     "credit_weight": 0, "kl_coef": 0, "lr": 0, "eval_temperature": 0, "eval_tasks": 0, "state_cache_mb": 0,
     "max_context_tokens": 1, "warmup_steps": 0, "adam_beta2": 0, "weight_decay": 0, "clip_low": 0, "clip_high": 0,
     "judge_temperature": 0, "judge_tokens": 1, "judge_context_tokens": 1, "judge_tool_calls": 0, "judge_timeout": 0.01,

@@ -261,14 +261,18 @@ def _read(source: str, config: Config, device: torch.device, trained: bool):
 
 
 def choose(config: Config, parameters: int, device: torch.device) -> bool:
+    """Whether to shard a model over the present ranks."""
+    return shards(config, parameters, distributed.world(), memory.total(device))
+
+
+def shards(config: Config, parameters: int, ranks: int, device_bytes: int) -> bool:
     """Whether to shard: as `--parallel` says, or else when the training state of a whole model would fill more than a
-    quarter of the device's memory, the rest being for K/V, states and activations."""
-    if distributed.world() == 1:
+    quarter of a device's memory, the rest being for K/V, states and activations. `device_bytes` 0: not known."""
+    if ranks == 1:
         return False
     if config.parallel != "auto":
         return config.parallel == "shard"
-    state = sum(memory.training_bytes(parameters, config.dtype, 1).values())
-    return 0 < memory.total(device) < 4 * state
+    return 0 < device_bytes < 4 * sum(memory.training_bytes(parameters, config.dtype, 1).values())
 
 
 def describe(weights: Replicate | Shard) -> str:
