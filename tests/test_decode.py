@@ -1,13 +1,17 @@
 """Decode steps in fixed shapes, as a GPU runs them: on torch, and on the kernels when Triton is interpreted."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from prover_mini import decode
 from prover_mini.decode import Decoder
 from prover_mini.engine import Engine
+from prover_mini.parallel import Shard
 from tests.interpreter import INTERPRETED
-from tests.tiny_models import BUILDERS, MAX_TOKENS, SLOTS, Recorded, build
+from tests.ranks import on_ranks
+from tests.tiny_models import BUILDERS, MAX_TOKENS, SLOTS, Recorded, build, logprobs, recomputed
 
 
 def fixed_shapes(model, tolerance=5e-4, graphs=False) -> Recorded:
@@ -78,13 +82,18 @@ def test_sizes_are_powers_of_two_up_to_all_slots():
 
 
 class RecordedGraph:
-    """In place of a CUDA graph, which does what it recorded on whatever its input holds by then."""
+    """In place of a CUDA graph: does what it recorded on what its input holds by then, with weights where they were."""
 
-    def __init__(self, run, pool):
-        self.run, self.replays, self.shared = run, 0, pool or [self]
+    def __init__(self, model, run, pool):
+        self.model, self.run, self.replays, self.shared = model, run, 0, pool or [self]
+        self.places = self.weights()
         self.run()
 
+    def weights(self):
+        return [p.data_ptr() for p in self.model.model.parameters()]
+
     def replay(self):
+        assert self.weights() == self.places
         self.replays += 1
         self.run()
 
@@ -92,11 +101,19 @@ class RecordedGraph:
         return self.shared
 
 
+def start_anew(case, texts):
+    """After a change of the weights: slots 0, 1, ... hold only these many tokens."""
+    case.engine.weights_changed()
+    case.engine.clear(list(range(SLOTS)))
+    case.ids = [[] for _ in range(SLOTS)]
+    case.extend(range(len(texts)), texts)
+
+
 @pytest.mark.skipif(INTERPRETED, reason="the same for kernels and torch")
 def test_one_graph_per_size_until_a_weight_moves(monkeypatch):
-    monkeypatch.setattr(decode, "capture", RecordedGraph)
     case = fixed_shapes(build("hybrid", 0.2), graphs=True)
-    decoder = case.engine._decoder
+    decoder, model = case.engine._decoder, case.engine.model
+    monkeypatch.setattr(decode, "capture", partial(RecordedGraph, model))
     case.extend(range(SLOTS), [5, 11, 4, 7, 1, 3])
     for rows in ([0, 2, 3], [5], [1, 4, 5, 0], [4], [1, 2, 3, 4, 5]):
         case.decode(rows)  # making a graph must not advance any slot
@@ -105,25 +122,41 @@ def test_one_graph_per_size_until_a_weight_moves(monkeypatch):
     assert decoder.captures == 3 and {size: graph.replays for size, graph in graphs.items()} == {4: 2, 1: 2, 6: 1}
     assert len({id(graph.pool()) for graph in graphs.values()}) == 1
 
-    model = case.engine.model
-    weight = model.model.layers[0].mlp.up_proj.weight
     with torch.no_grad():
-        weight.mul_(1.1)  # in place, as an optimizer does it
-    case.engine.weights_changed()
-    case.engine.clear(list(range(SLOTS)))
-    case.ids = [[] for _ in range(SLOTS)]
-    case.extend([0, 1], [4, 3])
+        model.model.layers[0].mlp.up_proj.weight.mul_(1.1)  # in place, as an optimizer does it
+    start_anew(case, [4, 3])
     case.decode([1])
     case.check()
     assert decoder.captures == 3
 
-    model.model.layers[0].mlp.up_proj.weight = torch.nn.Parameter(weight * 1.5)  # elsewhere, as a gathered shard is
-    case.engine.weights_changed()
-    case.engine.clear([0, 1])
-    case.ids = [[] for _ in range(SLOTS)]
-    case.extend([0, 1], [4, 3])
-    case.decode([1])
-    case.check()
-    case.decode([0])
-    case.check()
+    layer = model.model.layers[0].mlp.up_proj
+    layer.weight = torch.nn.Parameter(layer.weight * 1.5)
+    start_anew(case, [4, 3])
+    for row in (1, 0):
+        case.decode([row])
+        case.check()
     assert decoder.captures == 4 and list(decoder._captured) == [1]
+
+
+def sharded(rank, world):
+    """Each gathering may put the weights elsewhere."""
+    model, plain = build("hybrid", 0.2), build("hybrid", 0.2)
+    weights = Shard(model)
+    weights.gather()
+    case = fixed_shapes(model, graphs=True)
+    decode.capture = partial(RecordedGraph, model)
+    for _ in range(3):
+        start_anew(case, [3, 1])
+        for rows in ([0, 1], [1], [1, 0]):
+            case.decode(rows)
+        want_BV = recomputed(plain, case.ids[:2])
+        torch.testing.assert_close(logprobs(case.engine, [0, 1]), want_BV, rtol=0, atol=5e-4)
+        weights.scatter()
+        others = [torch.empty(997 * size) for size in range(1, 50)]  # take the place of what was freed
+        weights.gather()
+        del others
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the same for kernels and torch")
+def test_no_graph_outlives_the_weights_that_a_rank_has_gathered(tmp_path):
+    on_ranks(2, tmp_path / "meet", sharded)
