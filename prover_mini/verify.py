@@ -48,18 +48,10 @@ def verify(player: Player, segments: list[Segment], config: Config) -> Verificat
     """Samples the continuations of all segments at once, on all ranks, which call it together. A segment whose
     continuations failed on one side, by errors of the environment, gets no verdict."""
     out = Verification()
-    computed = player.prefix_computed
-    sides = boundaries(segments, config.share_boundaries)
-    asked, undecided = 0, sides
+    pairs = boundaries(segments, config.share_boundaries)
+    undecided, asked = pairs, 0
     for total in rounds(config):
-        here = list(dict.fromkeys(side for pair in undecided for side in pair))
-        places = [(side.trajectory, side.turn, side.branch) for side in here]
-        results, moved = continuations(player, places, range(asked, total))
-        out.moved += moved
-        for side, outcomes in zip(here, results):
-            side.rewards += [o.reward for o in outcomes if not o.error]
-            out.sampled += sum(o.sampled for o in outcomes)
-            out.reused += len(outcomes) * side.trajectory.turns[side.turn].start
+        sample(player, undecided, range(asked, total), out)
         remaining = config.continuations - total
         undecided = [
             (before, after)
@@ -67,12 +59,27 @@ def verify(player: Player, segments: list[Segment], config: Config) -> Verificat
             if not settled(before.rewards, after.rewards, remaining, config.sequential)
         ]
         asked = total
-    out.computed = player.prefix_computed - computed
-    out.reused -= out.computed
-    for segment, (before, after) in zip(segments, sides):
+    for segment, (before, after) in zip(segments, pairs):
         if before.rewards and after.rewards:
             out.verdicts.append(Verdict(segment, before.rewards, after.rewards))
     return out
+
+
+def sample(player: Player, pairs: list[tuple[Boundary, Boundary]], numbers: range, out: Verification) -> None:
+    """Continuations of these numbers from both sides of each pair; their rewards go to the boundaries, their costs to
+    `out`."""
+    computed = player.prefix_computed
+    sides = list(dict.fromkeys(side for pair in pairs for side in pair))
+    places = [(side.trajectory, side.turn, side.branch) for side in sides]
+    results, moved = continuations(player, places, numbers)
+    for side, outcomes in zip(sides, results):
+        side.rewards += [o.reward for o in outcomes if not o.error]
+        out.sampled += sum(o.sampled for o in outcomes)
+        out.reused += len(outcomes) * side.trajectory.turns[side.turn].start
+    computed = player.prefix_computed - computed
+    out.computed += computed
+    out.reused -= computed
+    out.moved += moved
 
 
 def boundaries(segments: list[Segment], share: bool) -> list[tuple[Boundary, Boundary]]:
