@@ -25,6 +25,7 @@ import argparse
 import dataclasses
 import fcntl
 import importlib.util
+import math
 import os
 import shlex
 import signal
@@ -124,6 +125,10 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
     for name, value in least.items():
         if getattr(args, name) < value:
             raise UserError(f"--{name} {getattr(args, name)}: must be at least {value}")
+    if not all(0 <= weight < math.inf for weight in args.weights):
+        raise UserError(f"--weights {' '.join(map(str, args.weights))}: must be finite and at least 0")
+    if args.checkpoint and not args.alignment:
+        raise UserError(f"--checkpoint {args.checkpoint}: is where an alignment starts; add --alignment")
     _, given = parse(common)
     for name in OWN:
         if name in given and not (args.alignment and name == "seed"):
@@ -205,7 +210,8 @@ def plan(out: Path, common: list[str], methods: dict[str, list[str]], seeds: int
             needs = ("prover", seed) if method == "budget" else None
             if needs:
                 flags += ["--budget-run", str(out / f"prover-{seed}")]
-            parse(flags)
+            if parse(flags)[0].plan:
+                raise UserError("--plan: trains nothing that could be compared; give it to train.py")
             cells.append(Cell(method, seed, path, flags, needs))
     return cells
 
@@ -222,7 +228,7 @@ def state(cell: Cell) -> str:
             raise UserError(f"{cell.path}: was run with --{dashed(f.name)} {was}, not {now}; name another study with --out")
     rows, latest, last = read_metrics(cell.path / "metrics.jsonl"), cell.path / "latest", step_name(wanted.steps)
     whole = rows and rows[-1]["step"] >= wanted.steps and (cell.path / "eval" / f"{last}.json").exists()
-    return "finished" if whole and latest.exists() and latest.read_text().strip() == last else "broken"
+    return "finished" if whole and latest.exists() and latest.read_text(errors="replace").strip() == last else "broken"
 
 
 def command(cell: Cell, args: argparse.Namespace, resume: bool) -> list[str]:

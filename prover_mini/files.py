@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from prover_mini.errors import UserError
+
 
 def write_text(path: Path, text: str) -> None:
     """Writes a file so that its old content stays until the new one is complete on disk."""
@@ -24,15 +26,20 @@ def step_name(step: int) -> str:
 
 
 def read_metrics(path: Path) -> list[dict]:
-    """All complete lines of metrics.jsonl; a line that a crash cut short is dropped."""
+    """All complete lines of metrics.jsonl; a line that a crash cut short or filled with other bytes is dropped.
+
+    Raises UserError for a line that is JSON but not a step's metrics.
+    """
     if not path.exists():
         return []
     rows = []
-    for line in path.read_text().splitlines():
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
             rows.append(json.loads(line))
         except ValueError:
             break
+        if not isinstance(rows[-1], dict) or not isinstance(rows[-1].get("step"), int):
+            raise UserError(f"{path}, line {number}: is not what a run writes there")
     return rows
 
 

@@ -60,9 +60,9 @@ def read(method: str, seed: int, path: Path) -> Curve:
         spent = [0, *itertools.accumulate(generated(row) for row in rows)]
         evaluations = [json.loads(file.read_text()) for file in sorted(path.glob("eval/step_*.json"))]
         steps = [e["step"] for e in evaluations]
-        tokens, success = [spent[step] for step in steps], [e["success_rate"] for e in evaluations]
+        tokens, success = [spent[step] for step in steps], [float(e["success_rate"]) for e in evaluations]
         return Curve(method, seed, steps, tokens, success, {"tokens": spent[-1], **figures(rows)})
-    except (OSError, ValueError, KeyError, IndexError) as error:
+    except (OSError, ValueError, TypeError, KeyError, IndexError) as error:
         raise UserError(f"{path}: not a finished run of this version ({type(error).__name__}: {error})") from None
 
 

@@ -219,7 +219,8 @@ def test_bad_input_is_one_clear_line_and_code_2(tmp_path, capsys, monkeypatch):
         "--seeds": ["--seeds", 0], "--methods": ["--methods", "nobody"], "--seed": ["--seed", 3], "--env": ["--env", "chess"],
         "--batches": ["--alignment", "--batches", 2], "--group-size": ["--alignment", "--methods", "x:--group-size 4"],
         "grpo": ["--alignment", "--methods", "grpo"], "nowhere": ["--alignment", "--checkpoint", "nowhere"],
-        "--ranks": ["--ranks", "x"],
+        "--ranks": ["--ranks", "x"], "--weights": ["--alignment", "--weights", "1", "nan"], "--plan": ["--plan", "--dry-run"],
+        "--checkpoint": ["--checkpoint", ".", "--dry-run"],
     }  # fmt: skip
     for named, arguments in cases.items():
         assert main(*arguments) == 2

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from prover_mini.files import read_metrics
 from prover_mini.report.__main__ import main
 from prover_mini.report.collect import Group, collect, curves
 from prover_mini.report.keep import keep, pack
@@ -277,6 +278,16 @@ def test_runs_of_older_versions_and_runs_that_go_on_are_read(tmp_path):
     assert second["groups"] == second["evaluations"] == second["curves"]["step"] == []
 
 
+@pytest.mark.parametrize("rest", [b"\xff\xfe\n", b"\x00\x00", '{"step": 3, "\u00e9'.encode()[:-1]], ids=["bytes", "zeros", "cut"])
+def test_metrics_end_before_what_a_crash_left(rest, run):
+    before = read_metrics(run / "metrics.jsonl")
+    with open(run / "metrics.jsonl", "ab") as file:
+        file.write(rest)
+    assert len(before) == 2 and read_metrics(run / "metrics.jsonl") == before
+    assert main([str(run)]) == 0
+    assert Page(run / "report.html").data("data")["runs"][0]["curves"]["step"] == [1, 2]
+
+
 def test_numbers_that_are_no_json_become_null(run):
     file = run / "rollouts" / "step_000001.jsonl"
     file.write_text(file.read_text().replace('"score": 0.0', '"score": NaN', 1))
@@ -296,6 +307,11 @@ def other_json(run: Path) -> list:
     return [run]
 
 
+def other_step(run: Path) -> list:
+    (run / "metrics.jsonl").write_text('{"step": 1}\n{"step": null}\n')
+    return [run]
+
+
 def other_evaluation(run: Path) -> list:
     (run / "eval" / "step_000000.json").write_text("{}")
     return [run]
@@ -305,7 +321,8 @@ BAD = {
     "no run": (lambda run: [run.parent], "config.json"),
     "no directory": (lambda run: [run / "none"], "config.json"),
     "damaged line": (damaged_line, "step_000002.jsonl, line 5"),
-    "other metrics": (other_json, "metrics.jsonl"),
+    "other metrics": (other_json, "metrics.jsonl, line 1"),
+    "other step": (other_step, "metrics.jsonl, line 2"),
     "other evaluation": (other_evaluation, "files are not what a run writes"),
     "output is a directory": (lambda run: [run, "--out", run], "--out"),
     "no such directory": (lambda run: [run, "--out", run / "none" / "x.html"], "--out"),

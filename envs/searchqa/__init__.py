@@ -35,7 +35,7 @@ class SearchQA(Suite):
         tasks = [task for task in self.all_tasks if task.split == split]
         if not tasks:
             raise UserError(
-                f"data: holds no question of the split {split!r}; give rows a split, add a file {split}.*, or add "
+                f"--data: holds no question of the split {split!r}; give rows a split, add a file {split}.*, or add "
                 "questions (without splits one in five goes to test)"
             )
         return tasks
@@ -47,7 +47,7 @@ class SearchQA(Suite):
 def load(config: Any) -> SearchQA:
     """The suite that the fields data, corpus, retriever_url, topk and mix of a configuration describe."""
     if config.data and not (config.corpus or config.retriever_url):
-        raise UserError(f"data {config.data}: give the passages too, with --corpus or --retriever-url")
+        raise UserError(f"--data {config.data}: give the passages too, with --corpus or --retriever-url")
     tasks = load_questions(Path(config.data)) if config.data else embedded_tasks(config.mix)
     if config.retriever_url:
         retriever = HTTPRetriever(config.retriever_url)

@@ -44,7 +44,7 @@ def read_corpus(path: Path, stream: BinaryIO | None = None) -> Iterator[str]:
 def open_corpus(path: Path, analyse: Analyser) -> tuple[BM25, Texts]:
     """Index and passages of a corpus file, built where the cache lacks them. Raises UserError."""
     if not path.is_file():
-        raise UserError(f"corpus {path}: no such file")
+        raise UserError(f"--corpus {path}: no such file")
     name, layout = path.name.partition(".")[0], f"corpus {LAYOUT} {analyse.__name__}"
     directory = cached_directory(name, [path], layout, lambda aside: _build(path, analyse, aside))
     return BM25.load(directory), Texts(directory)
@@ -60,5 +60,5 @@ def _build(path: Path, analyse: Analyser, directory: Path) -> None:
         with wrap_file(raw, path.stat().st_size, description=f"Indexing {path.name}") as watched:
             index = BM25.build(terms(watched, texts))
     if not index.terms:
-        raise UserError(f"corpus {path}: holds no passage with a word in it")
+        raise UserError(f"--corpus {path}: holds no passage with a word in it")
     index.save(directory)

@@ -35,13 +35,13 @@ class Question:
 def load_questions(path: Path) -> list[Task]:
     """All questions of a file, or of the train, dev and test files of a directory. Raises UserError."""
     if not path.exists():
-        raise UserError(f"data {path}: no such file or directory")
+        raise UserError(f"--data {path}: no such file or directory")
     if path.is_dir():
         tasks = [task for split, file in _split_files(path) for task in _load_file(file, split)]
     else:
         tasks = list(_load_file(path, ""))
     if not tasks:
-        raise UserError(f"data {path}: holds no question")
+        raise UserError(f"--data {path}: holds no question")
     return tasks
 
 
@@ -52,7 +52,7 @@ def _split_files(directory: Path) -> list[tuple[str, Path]]:
         if stem in SPLITS and f".{ending}" in ENDINGS:
             files.append((SPLITS[stem], file))
     if not files:
-        raise UserError(f"data {directory}: holds no train, dev or test file ending in {', '.join(ENDINGS)}")
+        raise UserError(f"--data {directory}: holds no train, dev or test file ending in {', '.join(ENDINGS)}")
     return files
 
 

@@ -256,7 +256,7 @@ def parse_mix(mix: str) -> dict[str, float]:
     except ValueError:
         shares = {}
     if not shares or set(shares) - set(KINDS) or min(shares.values()) < 0 or not abs(sum(shares.values()) - 1) < 1e-6:
-        raise UserError(f"mix {mix!r}: give shares that sum to 1 of {', '.join(KINDS)}, such as {DEFAULT_MIX!r}")
+        raise UserError(f"--mix {mix!r}: give shares that sum to 1 of {', '.join(KINDS)}, such as {DEFAULT_MIX!r}")
     return shares
 
 
@@ -283,7 +283,7 @@ def questions(split: str, mix: str = "") -> list[dict]:
         wanted = round(share * QUESTIONS[split])
         if len(pools[kind]) < wanted:
             have = f"{split} has {len(pools[kind])} {kind} questions, not {wanted}"
-            raise UserError(f"mix {mix!r}: {have}; lower its share")
+            raise UserError(f"--mix {mix!r}: {have}; lower its share")
         ranked = sorted(pools[kind], key=lambda item: derive("panel", item["question"]))[:wanted]
         chosen += [{"id": f"{split}-{kind}-{i:04d}", **item} for i, item in enumerate(ranked)]
     return sorted(chosen, key=lambda item: item["id"])

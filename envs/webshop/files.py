@@ -88,12 +88,12 @@ class Broken(Exception):
 def find_files(directory: Path) -> Files:
     """The files of a directory: the full data where both versions are there. Raises UserError."""
     if not directory.is_dir():
-        raise UserError(f"data {directory}: no such directory")
+        raise UserError(f"--data {directory}: no such directory")
     for size in ("", "_1000"):
         products, attributes = (_find(directory, f"{name}{size}") for name in ("items_shuffle", "items_ins_v2"))
         if products and attributes:
             return Files(products, attributes, _find(directory, "items_human_ins"))
-    raise UserError(f"data {directory}: needs items_shuffle.json and items_ins_v2.json, or both with _1000")
+    raise UserError(f"--data {directory}: needs items_shuffle.json and items_ins_v2.json, or both with _1000")
 
 
 def _find(directory: Path, name: str) -> Path | None:
