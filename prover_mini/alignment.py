@@ -7,9 +7,10 @@ of n batches, each drawn as a training step draws it, batch i has the GRPO gradi
 
 C_i is the gradient of what the method adds to GRPO's advantages: at ratio 1 the gradient is linear in them. R_i is the
 other batches' estimate of the policy gradient, so credit that is biased shows as a loss, and only the paired change means
-something: R_i is noisy, and the cosines themselves are low. Beside it stands what twice the rollouts give, averaged over
-the partners k of i: cos(G_i + G_k, R_ik) - cos(G_i, R_ik), R_ik without both; it must come out positive, or there are
-too few batches to resolve anything.
+something: R_i is noisy, which scales all cosines down. Beside it stands what twice the rollouts give, averaged over the
+partners k of i: cos(G_i + G_k, R_ik) - cos(G_i, R_ik), R_ik without both; it must come out positive, or there are too few
+batches to resolve anything. The share of it that a method reaches, for the tokens that it costs, does not depend on the
+noise of the reference.
 
 Standard errors are jackknife ones over batches (Efron, 1981), which count the noise of the reference too. All of this
 needs inner products alone, so gradients of large models are kept as count sketches: each coordinate is added to one of
@@ -222,6 +223,11 @@ class Geometry:
         one_nn = ratio(all_n1 - own_n1 - GG_nn, own_n1 * reference_nn)
         return float((two_nn - one_nn)[~np.eye(len(batches), dtype=bool)].mean())
 
+    def products(self) -> dict[str, list]:
+        """All of it as plain numbers, from which a reader can compute other weights."""
+        added = {name: {"CG": self.CG_nn[name].tolist(), "CC": self.CC_n[name].tolist()} for name in self.names}
+        return {"GG": self.GG_nn.tolist(), "added": added}
+
     def share(self, method: str, weight: float) -> float:
         """Mean of |weight C_i| / |G_i|."""
         return float(weight * np.sqrt(ratio(self.CC_n[method], np.diag(self.GG_nn) ** 2)).mean())
@@ -239,15 +245,16 @@ def ratio(product: np.ndarray, square: np.ndarray) -> np.ndarray:
     return np.where(square > 0, product / np.sqrt(np.where(square > 0, square, 1.0)), 0.0)
 
 
-def results(measured: Measured, weights: list[float]) -> list[dict]:
+def results(measured: Measured, geometry: Geometry, weights: list[float]) -> list[dict]:
     """One row per method and weight, after GRPO's own and that of twice the rollouts; counts are per batch."""
-    geometry = Geometry(measured.plain, measured.added)
     n = geometry.n
     rollout = measured.counts[""]["tokens"] / n
     cosine, error = geometry.with_error(geometry.base)
     rows = [{"method": "grpo", "cosine": cosine, "error": error, "tokens": rollout, "extra_tokens": 0.0}]
-    change, error = geometry.with_error(geometry.doubled)
-    rows.append({"method": "grpo, twice the groups", "change": change, "error": error, "tokens": 2 * rollout, "extra_tokens": 1.0})
+    doubled, error = geometry.with_error(geometry.doubled)
+    rows.append(
+        {"method": "grpo, twice the groups", "change": doubled, "error": error, "of_doubled": 1.0, "tokens": 2 * rollout, "extra_tokens": 1.0}
+    )
     for name in geometry.names:
         counts = measured.counts[name]
         for weight in weights:
@@ -259,6 +266,7 @@ def results(measured: Measured, weights: list[float]) -> list[dict]:
                     "weight": weight,
                     "change": change,
                     "error": error,
+                    "of_doubled": change / doubled if doubled > 0 else None,
                     "share": geometry.share(name, weight),
                     "tokens": rollout + counts["tokens"] / n,
                     "extra_tokens": counts["tokens"] / n / max(rollout, 1),
@@ -280,7 +288,7 @@ def table(rows: list[dict]) -> list[list[str]]:
     def number(row: dict, name: str, form: str) -> str:
         return form.format(row[name]) if row.get(name) is not None else "-"
 
-    head = "credit, weight, cosine, change, of the norm, tokens, extra, judge tokens, proposed of eligible, acceptance, chance"
+    head = "credit, weight, cosine, change, of twice, of the norm, tokens, extra, judge tokens, proposed of eligible, acceptance, chance"
     lines = [head.split(", ")]
     for row in rows:
         lines.append(
@@ -289,6 +297,7 @@ def table(rows: list[dict]) -> list[list[str]]:
                 number(row, "weight", "{:g}"),
                 number(row, "cosine", "{:.3f}"),
                 number(row, "change", "{:+.3f}") + number(row, "error", " ± {:.3f}") if "change" in row else "-",
+                number(row, "of_doubled", "{:+.0%}"),
                 number(row, "share", "{:.0%}"),
                 number(row, "tokens", "{:.0f}"),
                 number(row, "extra_tokens", "{:+.1%}"),

@@ -316,7 +316,8 @@ def align(args: argparse.Namespace, common: list[str], methods: dict[str, list[s
             print(text, flush=True)
 
     measured = alignment.measure(base, configs, args.batches, say, policy)
-    rows = alignment.results(measured, args.weights)
+    geometry = alignment.Geometry(measured.plain, measured.added)
+    rows = alignment.results(measured, geometry, args.weights)
     if distributed.main():
         how = {
             "command": shlex.join([*sys.orig_argv[:1], "-m", "prover_mini.compare", *sys.argv[1:]]),
@@ -325,7 +326,7 @@ def align(args: argparse.Namespace, common: list[str], methods: dict[str, list[s
             "wall_seconds": time.perf_counter() - begun,
             "cpu_seconds": time.process_time() - cpu,
         }
-        report_alignment(out, rows, base, configs, how)
+        report_alignment(out, rows, base, configs, how, geometry.products())
     return 0
 
 

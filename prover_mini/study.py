@@ -149,21 +149,23 @@ def report(out: Path, cells: dict[tuple[str, int], Path], command: str) -> None:
     show(str(out), lines_of(rows), notes)
 
 
-def report_alignment(out: Path, rows: list[dict], base: Config, methods: dict[str, Config], how: dict) -> None:
-    """Writes and prints an alignment; `how` it was made: command, policy, batches, seconds."""
+def report_alignment(out: Path, rows: list[dict], base: Config, methods: dict[str, Config], how: dict, products: dict) -> None:
+    """Writes and prints an alignment; `how` it was made: command, policy, batches, seconds; `products` of gradients."""
     from prover_mini.alignment import table
 
     notes = [
         f"{how['batches']} batches of {base.groups_per_step} x {base.group_size} by {how['policy']}; "
         f"{how['wall_seconds']:.0f} s, {how['cpu_seconds']:.0f} CPU-s. Change of the cosine with the other batches' GRPO "
-        "gradient, ± a standard error; share of the gradient's norm; generated tokens per batch."
+        "gradient, ± a standard error, and as a share of what twice the groups change; credit's share of the gradient's "
+        "norm; generated tokens per batch."
     ]
     if rows[1]["change"] < 2 * rows[1]["error"]:
         notes.append("Twice the rollouts do not raise the cosine clearly: too few batches to resolve a method (--batches).")
     different = {name: changes(config, base) for name, config in methods.items()}
     result = {**how, "git": git_state(), "config": dataclasses.asdict(base), "methods": different, "rows": rows}
+    result["products"] = products
     out.mkdir(parents=True, exist_ok=True)
-    write_text(out / "alignment.json", json.dumps(result, indent=1) + "\n")
+    write_text(out / "alignment.json", json.dumps(result) + "\n")
     write_text(out / "alignment.md", document("Gradient alignment", how["command"], table(rows), notes))
     show(str(out), table(rows), notes)
 

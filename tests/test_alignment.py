@@ -141,7 +141,7 @@ def test_counts_are_those_of_a_method_on_its_own(toys):
         assert all(torch.equal(a, b) for a, b in zip(alone.added[name], together.added[name]))
     assert together.counts["prover"] == together.counts["again"]
     assert together.counts["prover"]["tokens"] > 0 < together.counts["prover"]["verified"]
-    rows = results(together, [1.0, 4.0])
+    rows = results(together, Geometry(together.plain, together.added), [1.0, 4.0])
     assert [(row["method"], row.get("weight")) for row in rows[2:]] == [(m, w) for m in methods for w in (1.0, 4.0)]
     assert rows[1]["tokens"] == 2 * rows[0]["tokens"] == 2 * together.counts[""]["tokens"] / 4
     assert rows[2]["tokens"] == rows[0]["tokens"] * (1 + rows[2]["extra_tokens"])
@@ -153,8 +153,13 @@ def ranks_measure(rank: int, world: int, path) -> None:
     rows = {}
     for make in (Replicate, Shard):
         parallel.load = lambda *arguments, make=make: (gathered(make(toy_model())), toy_tokenizer())
-        rows[make.__name__] = results(measure(MIXED, {"prover": MIXED}, 4, lambda text: None), [2.0])
+        rows[make.__name__] = measured_rows()
     torch.save(rows, f"{path}/{rank}.pt")
+
+
+def measured_rows() -> list[dict]:
+    measured = measure(MIXED, {"prover": MIXED}, 4, lambda text: None)
+    return results(measured, Geometry(measured.plain, measured.added), [2.0])
 
 
 def gathered(weights):
@@ -163,7 +168,7 @@ def gathered(weights):
 
 
 def test_two_ranks_whole_or_in_shards_measure_what_one_does(toys, tmp_path):
-    alone = results(measure(MIXED, {"prover": MIXED}, 4, lambda text: None), [2.0])
+    alone = measured_rows()
     on_ranks(2, tmp_path / "meet", ranks_measure, tmp_path)
     for rank in range(2):
         for rows in torch.load(tmp_path / f"{rank}.pt").values():
