@@ -4,9 +4,9 @@
 
 A tiny job of the embedded SearchQA policy, saved after every step, is played once undisturbed on one rank and once on
 two. Then it is started `runs` times on one and on two ranks in turn, killed at a random moment, and resumed. The
-moments aim at every phase in turn (loading, rollout, verification, update, checkpoint). Of two ranks one is killed, and
-the other has to end by itself, or both are. A run passes when it resumes, finishes, and everything that it leaves but
-clock times equals the undisturbed run bit for bit: metrics, trajectories, evaluations, weights, optimizer.
+moments aim at every phase in turn: rollout, verification, update, checkpoint, evaluation, loading. Of two ranks one is
+killed, and the other has to end by itself, or both are. A run passes when it resumes, finishes, and everything that it
+leaves but clock times equals the undisturbed run bit for bit: metrics, trajectories, evaluations, weights, optimizer.
 
 Ranks are forked from a server process that has imported everything, so that starting one costs a fraction of a second.
 """
@@ -36,7 +36,7 @@ ROOT = Path(__file__).parent.parent
 JOB = (
     "--steps 4 --groups-per-step 4 --group-size 4 --continuations 2 --eval-tasks 8 --eval-every 2 --save-every 1 --slots 16"
 ).split()
-PHASES = ("rollout", "verify", "train", "save", "eval")
+PHASES = ("rollout", "verify", "train", "save", "eval", "load")
 PATIENCE = 120.0  # seconds after which a process that should have ended counts as hanging
 
 
@@ -152,12 +152,12 @@ def differences(path: Path, whole: Path) -> list[str]:
 
 def kill_once(path: Path, ranks: int, seconds: dict[str, float], number: int, rng: random.Random, log: Path) -> str:
     """Starts the job and kills it at a random moment; returns where, in words."""
-    step, phase = rng.randint(1, 4), PHASES[number // 2 % len(PHASES)]
+    step, phase = rng.randint(1, 4), PHASES[(number + number // len(PHASES)) % len(PHASES)]
     step = step + step % 2 if phase == "eval" else step
     delay = rng.random() * seconds[phase]
-    victims = [[0], [1], [0, 1]][number // 2 % 3] if ranks > 1 else [0]
+    victims = rng.choice([[0], [1], [0, 1]]) if ranks > 1 and phase != "load" else list(range(ranks))
     job = Job.start([*JOB, "--run-dir", str(path)], ranks, log)
-    if not job.reach(step, phase):
+    if phase != "load" and not job.reach(step, phase):
         raise RuntimeError(f"ended before {phase} of step {step}: {job.output()[-300:]}")
     time.sleep(delay)
     for victim in victims:
@@ -168,7 +168,8 @@ def kill_once(path: Path, ranks: int, seconds: dict[str, float], number: int, rn
     if any(code != 3 for code in survivors) or any(codes[victim] != -signal.SIGKILL for victim in victims):
         raise RuntimeError(f"exit codes {codes} after ranks {victims} were killed: {job.output()[-300:]}")
     ended = f", the other ended {time.monotonic() - begin:.1f} s later" if survivors else ""
-    return f"ranks {victims} of {ranks}, step {step}, {1000 * delay:.0f} ms into {phase}{ended}"
+    moment = f"{1000 * delay:.0f} ms into {phase}" + (f" of step {step}" if phase != "load" else "ing")
+    return f"{len(victims)} of {ranks} ranks, {moment}{ended}"
 
 
 def main() -> int:
@@ -185,7 +186,7 @@ def main() -> int:
             finish(whole[ranks], ranks, Path(folder) / f"whole-{ranks}.log")
             rows = [json.loads(line) for line in (whole[ranks] / "metrics.jsonl").read_text().splitlines()]
             assert sum(row["prover/verified"] for row in rows), "the job verifies nothing: kills cannot hit it"
-            seconds[ranks] = {phase: max(row[f"time/{phase}"] for row in rows) for phase in PHASES}
+            seconds[ranks] = {phase: max(row[f"time/{phase}"] for row in rows) for phase in PHASES[:-1]} | {"load": 2.0}
         for number in range(arguments.runs):
             ranks, path = number % 2 + 1, Path(folder) / f"run-{number}"
             try:
