@@ -1,6 +1,6 @@
 """SIGKILL at random moments: does every run resume to exactly what it would have been?
 
-    python -m benchmarks.kill_test [--runs 20] [--seed 0]
+    python -m benchmarks.kill_test [--runs 20] [--seed 0] [fields of train.py, such as --parallel shard]
 
 A tiny job of the embedded SearchQA policy, saved after every step, is played once undisturbed on one rank and once on
 two. Then it is started `runs` times on one and on two ranks in turn, killed at a random moment, and resumed. The
@@ -124,14 +124,14 @@ class Job:
         return self.log.read_text(errors="replace")
 
 
-def finish(path: Path, ranks: int, log: Path) -> None:
+def finish(path: Path, ranks: int, log: Path, job: list[str] = JOB) -> None:
     """Resumes a run until it is finished, or starts it where it had not begun."""
     begun = (path / "config.json").is_file() and (path / "config.json").stat().st_size > 0
     if not begun:
         shutil.rmtree(path, ignore_errors=True)
-    job = Job.start(["--run-dir", str(path), "--resume"] if begun else [*JOB, "--run-dir", str(path)], ranks, log)
-    if codes := [code for code in job.end() if code]:
-        raise RuntimeError(f"the run cannot be resumed (exit code {codes[0]}): {job.output().splitlines()[-1]}")
+    started = Job.start(["--run-dir", str(path), "--resume"] if begun else [*job, "--run-dir", str(path)], ranks, log)
+    if codes := [code for code in started.end() if code]:
+        raise RuntimeError(f"the run cannot be resumed (exit code {codes[0]}): {started.output().splitlines()[-1]}")
 
 
 def content(path: Path) -> dict[str, object]:
@@ -150,13 +150,15 @@ def differences(path: Path, whole: Path) -> list[str]:
     return sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
 
 
-def kill_once(path: Path, ranks: int, seconds: dict[str, float], number: int, rng: random.Random, log: Path) -> str:
+def kill_once(
+    path: Path, ranks: int, seconds: dict[str, float], number: int, rng: random.Random, log: Path, arguments: list[str]
+) -> str:
     """Starts the job and kills it at a random moment; returns where, in words."""
     step, phase = rng.randint(1, 4), PHASES[(number + number // len(PHASES)) % len(PHASES)]
     step = step + step % 2 if phase == "eval" else step
     delay = rng.random() * seconds[phase]
     victims = rng.choice([[0], [1], [0, 1]]) if ranks > 1 and phase != "load" else list(range(ranks))
-    job = Job.start([*JOB, "--run-dir", str(path)], ranks, log)
+    job = Job.start([*arguments, "--run-dir", str(path)], ranks, log)
     if phase != "load" and not job.reach(step, phase):
         raise RuntimeError(f"ended before {phase} of step {step}: {job.output()[-300:]}")
     time.sleep(delay)
@@ -176,23 +178,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Kills runs at random moments and compares what they become.")
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+    arguments, fields = parser.parse_known_args()
+    job = [*JOB, *fields]
     os.chdir(ROOT)
     rng, equal = random.Random(arguments.seed), 0
     with tempfile.TemporaryDirectory() as folder:
         whole, seconds = {}, {}
         for ranks in (1, 2):
             whole[ranks] = Path(folder) / f"whole-{ranks}"
-            finish(whole[ranks], ranks, Path(folder) / f"whole-{ranks}.log")
+            finish(whole[ranks], ranks, Path(folder) / f"whole-{ranks}.log", job)
             rows = [json.loads(line) for line in (whole[ranks] / "metrics.jsonl").read_text().splitlines()]
             assert sum(row["prover/verified"] for row in rows), "the job verifies nothing: kills cannot hit it"
             seconds[ranks] = {phase: max(row[f"time/{phase}"] for row in rows) for phase in PHASES[:-1]} | {"load": 2.0}
         for number in range(arguments.runs):
             ranks, path = number % 2 + 1, Path(folder) / f"run-{number}"
             try:
-                where = kill_once(path, ranks, seconds[ranks], number, rng, path.with_suffix(".log"))
+                where = kill_once(path, ranks, seconds[ranks], number, rng, path.with_suffix(".log"), job)
                 saved = (path / "latest").read_text().strip() if (path / "latest").exists() else "the start"
-                finish(path, ranks, path.with_suffix(".log"))
+                finish(path, ranks, path.with_suffix(".log"), job)
                 different = differences(path, whole[ranks])
                 result = f"resumed from {saved}: " + (f"DIFFERS in {', '.join(different)}" if different else "equal")
                 equal += not different

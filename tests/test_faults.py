@@ -63,6 +63,12 @@ def test_sigterm_finishes_the_step_saves_and_exits_with_0_on_all_ranks(stopped):
     assert latest(path) == "step_000002" and len((path / "metrics.jsonl").read_text().splitlines()) == 2
 
 
+def test_what_ranks_idle_is_measured(whole):
+    for row in metrics(whole, times=True):
+        assert 0 < row["time/idle"] < row["time/total"]
+    assert "idle share of the ranks" in whole.with_suffix(".log").read_text()
+
+
 def full_disk(rank: int) -> None:
     """From the third step's checkpoint on, no file can grow beyond 1 MiB, less than the model takes."""
     from prover_mini import checkpoint

@@ -164,11 +164,14 @@ def test_all_ranks_repeat_when_one_runs_out_of_memory(tmp_path):
         assert metrics == {**same, "update/out_of_memory": 1.0}
 
 
-def test_out_of_memory_again_is_one_clear_line():
+def test_out_of_memory_again_is_one_clear_line(monkeypatch):
     config = toy_config(micro_batch=12)
     _, groups = sampled_groups(config)
     with pytest.raises(UserError, match="6 trajectories at a time: lower --micro-batch"):
         cramped(config, groups, room=5)
+    monkeypatch.setattr(Replicate, "sharded", True)  # the others wait inside their passes: nothing can be repeated
+    with pytest.raises(UserError, match="12 trajectories at a time .CUDA out of memory.* lower --micro-batch"):
+        cramped(config, groups, room=6)
 
 
 def test_errored_trajectories_do_not_touch_the_gradient():
