@@ -157,9 +157,9 @@ def spend_budget(
 def recorded_budgets(config: Config) -> dict[int, int]:
     """step -> tokens of its continuations in the run `budget_run`. Raises UserError where it lacks a step."""
     path = Path(config.budget_run) / "metrics.jsonl"
-    budgets = {row["step"]: row["tokens/continuation"] for row in read_metrics(path)}
+    budgets = {row["step"]: row["tokens/continuation"] for row in read_metrics(path) if "tokens/continuation" in row}
     if missing := set(range(1, config.steps + 1)) - set(budgets):
-        raise UserError(f"--budget-run {config.budget_run}: its metrics.jsonl has no step {min(missing)}")
+        raise UserError(f"--budget-run {config.budget_run}: its metrics.jsonl has no continuation tokens of step {min(missing)}")
     return budgets
 
 

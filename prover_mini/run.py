@@ -206,11 +206,16 @@ class Run:
         for file in [f for folder in ("rollouts", "judge", "eval") for f in self.path.glob(f"{folder}/step_*")]:
             if file.stem > step_name(done):
                 file.unlink()
+        for file in self.path.glob("eval/step_*.json"):  # the closing table reads them, when the run is over
+            try:
+                json.loads(file.read_text())
+            except ValueError as error:
+                raise UserError(f"{file}: is damaged ({error}); move it away, then resume again") from None
         for checkpoint in self.path.glob("checkpoints/step_*"):
             if checkpoint.name > step_name(done):
                 shutil.rmtree(checkpoint)
         best = self.path / "best"
-        if best.exists() and best.read_text().strip() > step_name(done):
+        if best.exists() and best.read_text(errors="replace").strip() > step_name(done):
             best.unlink()
 
     @contextmanager

@@ -319,6 +319,17 @@ def latest_names_nothing(tmp_path, whole) -> list:
     return ["--run-dir", tmp_path / "run", "--resume", "--steps", "8"]
 
 
+def damaged_evaluation(tmp_path, whole) -> list:
+    shutil.copytree(whole, tmp_path / "run")
+    (tmp_path / "run" / "eval" / "step_000000.json").write_text('{"step": 0, "succ')
+    return ["--run-dir", tmp_path / "run", "--resume", "--steps", "8"]
+
+
+def budget_without_tokens(tmp_path, whole) -> list:
+    text_file(tmp_path, "metrics.jsonl", '{"step": 1}\n')
+    return ["--steps", "1", "--credit", "grpo", "--budget-matched", "--budget-run", tmp_path]
+
+
 def text_file(tmp_path, name: str, text: str) -> Path:
     (tmp_path / name).write_text(text)
     return tmp_path / name
@@ -346,6 +357,8 @@ BAD = {
     "missing weights": model_with_missing_weights,
     "no vocabulary": tokenizer_without_vocabulary,
     "latest names nothing": latest_names_nothing,
+    "damaged evaluation": damaged_evaluation,
+    "budget without tokens": budget_without_tokens,
     "unknown device": lambda tmp, whole: ["--device", "abacus"],
     "small context": lambda tmp, whole: ["--max-context-tokens", "40"],
     "name too long": lambda tmp, whole: ["--run-dir", tmp / ("x" * 300)],
@@ -358,6 +371,7 @@ NAMED = {
     "no continuation": "--continuations", "finished run": "finished", "changed field": "--lr", "nothing to resume": "none",
     "missing weights": "layers.1", "no vocabulary": "vocabulary", "latest names nothing": "step_000004", "unknown device": "abacus",
     "small context": "--max-context-tokens", "name too long": "too long", "a file as directory": "notes",
+    "damaged evaluation": "step_000000.json", "budget without tokens": "continuation tokens of step 1",
 }  # fmt: skip
 
 
@@ -414,12 +428,13 @@ def test_what_a_resumed_run_will_write_again_is_dropped(tmp_path):
         (tmp_path / "rollouts" / f"step_{step:06d}.jsonl").touch()
         (tmp_path / "judge" / f"step_{step:06d}.jsonl").touch()
     (tmp_path / "metrics.jsonl").write_text('{"step": 2}\n{"step": 3}\n{"st')
+    (tmp_path / "best").write_bytes(b"\xff")
     Run(tmp_path, toy_config(resume=True), 2)
     left = {
         str(f.relative_to(tmp_path)) for folder in ("checkpoints", "rollouts", "judge") for f in (tmp_path / folder).iterdir()
     }
     assert left == {"checkpoints/step_000002", "rollouts/step_000002.jsonl", "judge/step_000002.jsonl"}
-    assert metrics(tmp_path) == [{"step": 2}]
+    assert metrics(tmp_path) == [{"step": 2}] and not (tmp_path / "best").exists()
 
 
 def test_two_runs_cannot_take_one_directory(tmp_path):
