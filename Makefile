@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 RANKS ?= 2
+export OMP_NUM_THREADS := 1
 
 .PHONY: train test bench clean
 
@@ -16,6 +17,7 @@ bench: $(VENV)/ready
 
 # `ready` is written last, so an installation that was cut short starts again.
 $(VENV)/ready: requirements.txt
+	@echo "installing into $(VENV): minutes, and some gigabytes"
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	touch $@

@@ -114,17 +114,17 @@ class Config:
     )
     judge_concurrency: int = option(8, "Proposals of one rank that an endpoint or a judge_model works on at a time.")
     judge_max_failures: float = option(
-        0.5, "Stop when more than this share of the last calls of the judge (about 32) failed; 1 never stops."
+        0.5, "Stop when more than this share of the judge's last 32 or so calls failed; 1 never stops."
     )
     credit_weight: float = option(1.0, "Lambda: weight of a verified segment's delta.")
     continuations: int = option(8, "K: continuations sampled from each of the two boundaries of a segment.")
     max_segment_turns: int = option(4, "Longest segment, in turns (the divergence judge proposes single turns).")
     max_successes: int = option(3, "Groups with 1 to this many successes are eligible for a segment.")
-    judge_bonus: float = option(0.5, "judge_reward: lambda times this is what a proposed segment earns without verification.")
+    judge_bonus: float = option(0.5, "judge_reward: a proposed segment earns credit_weight times this, unverified.")
     sequential: float = option(
         0.0,
-        "Sample a segment's continuations in rounds, 2 + 2 first, and stop when the sign that K would show is settled "
-        "but for a chance of this (0.1 to 0.2 are sensible); 0 samples all at once.",
+        "Sample a segment's continuations in rounds, 2 + 2 first, and stop once the chance that all K would show another "
+        "sign is at most this (0.1 to 0.2 are sensible); 0 samples all at once.",
     )
     shrinkage: float = option(
         0.0, "Shrink delta towards 0 by this many times its variance over delta (1 is the James-Stein form); 0 is off."
@@ -133,7 +133,7 @@ class Config:
         False, "A state that one segment ends with and another one begins with is continued from only once."
     )
     advantage_std: bool = option(False, "Divide group advantages by the group's standard deviation.")
-    credit_std: bool = option(False, "Divide the bonus of a segment by it as well.")
+    credit_std: bool = option(False, "Divide a segment's bonus by the group's standard deviation too.")
     budget_matched: bool = option(
         False, "grpo: spend on extra rollouts of eligible groups what ProVer's continuations would cost."
     )
@@ -180,7 +180,7 @@ class Config:
     plan: bool = option(
         False, "Print memory per GPU, slots that fit and least times of a step on known cards; train nothing."
     )
-    gpus: int = option(0, "GPUs that --plan plans for; 0 takes the ranks that were started, or 8.")
+    gpus: int = option(0, "GPUs that --plan plans for; 0 takes as many as torchrun started, or 8 without torchrun.")
     run_dir: str = option("", "Where the run is written; empty takes the next free directory under runs/.")
     resume: bool = option(False, "Continue the run in run_dir from its latest checkpoint.")
     eval_every: int = option(
@@ -217,6 +217,10 @@ class Config:
                 raise UserError(f"--{dashed(name)} {getattr(self, name)}: must be at least {least}")
         if self.embedded and (self.env, False) in PRESETS and (self.env, self.model) not in EMBEDDED:
             raise UserError(f"--env {self.env}: has no embedded policy {self.model}; name a directory or hub id")
+        if self.embedded and (self.page_mode != "text" or self.admissible and self.env in ("alfworld", "webshop")):
+            raise UserError(
+                f"--model {self.model}: the embedded policy reads pages in --page-mode text, with --admissible false"
+            )
         if self.budget_matched and self.credit != "grpo":
             raise UserError(
                 "--budget-matched spends ProVer's continuations on plain rollouts: use it with --credit grpo"
@@ -299,27 +303,42 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message} (see --help)")
 
 
+def preset(arguments: list[str]) -> Config:
+    """The configuration before the command line's own values: the fields' defaults, then the preset of its environment
+    and model."""
+    parser = Parser(add_help=False, allow_abbrev=False)
+    for name in ("env", "model"):
+        parser.add_argument(f"--{name}", default=getattr(Config, name))
+    config = Config(**vars(parser.parse_known_args(arguments)[0]))
+    return dataclasses.replace(config, **PRESETS.get((config.env, config.embedded), {}))
+
+
 def parse(arguments: list[str] | None = None) -> tuple[Config, dict[str, Any]]:
     """The configuration of a command line, and the fields that were given on it.
 
     Fields are accepted with underscores and hyphens. Raises UserError for an unknown or malformed field.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
-    parser = Parser(description="Train an LLM agent with GRPO and ProVer.", allow_abbrev=False)
+    usual = preset(arguments)
+    parser = Parser(
+        description="Train an LLM agent with GRPO and ProVer. Underscores do as well as hyphens. The defaults are those of "
+        f"--env {usual.env} --model {usual.model}; with another environment or model, --help shows theirs.",
+        usage="%(prog)s [--field VALUE ...]",
+        allow_abbrev=False,
+    )
     types = get_type_hints(Config)
     for f in dataclasses.fields(Config):
-        flags = [f"--{dashed(f.name)}"] + ([f"--{f.name}"] if "_" in f.name else [])
-        default = f"default: {f.default!r}" if f.default != "" else "default: empty"
+        value = getattr(usual, f.name)
+        default = f"default: {value!r}" if value != "" else "default: empty"
         choices = f" One of {', '.join(choices_of(f))}." if choices_of(f) else ""
         kind = {"type": parse_bool, "nargs": "?", "const": True} if types[f.name] is bool else {"type": types[f.name]}
         help = f"{f.metadata['help']}{choices} ({default})".replace("%", "%%")
-        parser.add_argument(*flags, dest=f.name, default=argparse.SUPPRESS, metavar="X", help=help, **kind)
+        kind |= {"dest": f.name, "default": argparse.SUPPRESS, "metavar": "X"}
+        parser.add_argument(f"--{dashed(f.name)}", help=help, **kind)
+        if "_" in f.name:
+            parser.add_argument(f"--{f.name}", help=argparse.SUPPRESS, **kind)
     given = vars(parser.parse_args(arguments))
-    config = Config()
-    for name, value in {"env": config.env, "model": config.model, **given}.items():
-        setattr(config, name, value)
-    preset = PRESETS.get((config.env, config.embedded), {})
-    config = dataclasses.replace(config, **{**preset, **given})
+    config = dataclasses.replace(usual, **given)
     config.validate()
     return config, given
 

@@ -349,4 +349,5 @@ class Run:
         self.close()
         if self.active:
             self.console.print(closing_table(self.path, read_metrics(self.path / "metrics.jsonl"), self.config))
-            self.say(f"every step and trajectory as a page: python -m prover_mini.report {shlex.quote(str(self.path))}")
+            python = os.path.relpath(sys.executable) if sys.prefix.startswith(os.getcwd()) else "python"
+            self.say(f"every step and trajectory as a page: {python} -m prover_mini.report {shlex.quote(str(self.path))}")

@@ -46,6 +46,8 @@ class SearchQA(Suite):
 
 def load(config: Any) -> SearchQA:
     """The suite that the fields data, corpus, retriever_url, topk and mix of a configuration describe."""
+    if config.data and not Path(config.data).exists():
+        raise UserError(f"--data {config.data}: no such file or directory")
     if config.data and not (config.corpus or config.retriever_url):
         raise UserError(f"--data {config.data}: give the passages too, with --corpus or --retriever-url")
     tasks = load_questions(Path(config.data)) if config.data else embedded_tasks(config.mix)
