@@ -34,7 +34,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 ROOT = Path(__file__).parent.parent
 JOB = (
-    "--steps 4 --groups-per-step 4 --group-size 4 --continuations 2 --eval-tasks 8 --eval-every 2 --save-every 1 --slots 16"
+    "--steps 4 --groups-per-step 4 --group-size 4 --continuations 2 --slots 16 --eval-tasks 8 --eval-every 2 "
+    "--save-every 1"
 ).split()
 LAST = "step_000004"
 PHASES = ("rollout", "verify", "train", "save", "eval", "load")
@@ -90,7 +91,8 @@ class Job:
         job = Job([], here, log)
         for rank in range(ranks):
             told = there if rank == 0 else None
-            process = context.Process(target=rank_main, args=(rank, ranks, port, arguments, log, told, setup), daemon=True)
+            inputs = (rank, ranks, port, arguments, log, told, setup)
+            process = context.Process(target=rank_main, args=inputs, daemon=True)
             process.start()
             job.processes.append(process)
         return job

@@ -8,8 +8,8 @@ Continuations are cheapest on the rank that holds the state they start from. Whe
 most to sample gives a place to the one with least, as long as that lowers the larger of the two, the prefix that the
 other has to compute anew included. Draws belong to the place, so who plays it changes nothing beyond rounding.
 
-Trajectories that carry a loss are known before the update, and so is their length: the same rule evens them out, and the
-gradient is their sum, whoever computes which part.
+Trajectories that carry a loss are known before the update, and so is their length: the same rule evens them out, and
+the gradient is their sum, whoever computes which part.
 
 Source: R. L. Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 17, 1969.
 """
@@ -29,7 +29,7 @@ from prover_mini.rollout import Player
 from prover_mini.trajectory import OFF_POLICY, Group, Trajectory, Turn
 
 NEWS = 0.2  # weight of a step's mean in the running mean
-FREE_ROWS = {"cpu": 0, "cuda": 64}  # a GPU decodes up to so many rows in the time of one, so giving them away gains nothing
+FREE_ROWS = {"cpu": 0, "cuda": 64}  # a GPU decodes so many rows in the time of one: to give them away gains nothing
 
 Place = tuple[Trajectory, int, str]  # (trajectory, turn, name of the branch): where continuations start
 
@@ -114,8 +114,8 @@ def continuations(player: Player, places: list[Place], numbers: range) -> tuple[
 
 @contextmanager
 def shared(rows: list[Any]) -> Iterator[list[Any]]:
-    """The rows of trajectories (update.py) that this rank works on: its own, but for those that even out the tokens. All
-    ranks call it together. At the end, the `old_logprob` that another rank has put into a row is in this rank's too."""
+    """The rows of trajectories (update.py) that this rank works on: its own, but for those that even out the tokens.
+    All ranks call it together. At the end, the `old_logprob` that another rank has put into a row is in this rank's too."""
     loads = distributed.gather([Load(1, len(row.ids), 0) for row in rows])
     moves = transfers(loads, 0)
     if not moves:

@@ -59,7 +59,7 @@ def save(
     except (OSError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise SharedError(
-            f"{final}: the checkpoint cannot be written ({error}); make room, then go on with --run-dir {run_dir} --resume"
+            f"{final}: the checkpoint cannot be written ({error}); make room, and go on with --run-dir {run_dir} --resume"
         ) from None
 
 

@@ -6,10 +6,10 @@ Memory of a GPU is counted at its two peaks, while rollouts sample and while the
     update    weights + AdamW + gradients + activations of a micro-batch + a chunk of log-probs + boundaries + slots
 
 What a token keeps for the backward pass is counted by running one layer of each kind on tensors without data, with
-attention that keeps no scores; flash-linear-attention keeps less than the delta rule in plain torch. Times are floors: every rank's bytes at the
-card's bandwidth or its operations at the card's dense bfloat16 rate, whichever takes longer, as if nothing else cost
-time. Decoding reads the weights once per token and each slot's K/V and states; exchange between GPUs is not counted.
-All of it is at the limits of the configuration, every trajectory as long as it may become; shorter ones take less.
+attention that keeps no scores; flash-linear-attention keeps less than the delta rule in plain torch. Times are floors:
+every rank's bytes at the card's bandwidth or its operations at the card's dense bfloat16 rate, whichever takes longer,
+as if nothing else cost time. Decoding reads the weights once per token and each slot's K/V and states; exchange between
+GPUs is not counted. All of it is at the limits of the configuration, every trajectory as long as it may become.
 
 Sources: sizes of cards and their rates, the vendor's data sheets; memory as nvidia-smi shows it.
 """
@@ -194,7 +194,8 @@ class FusedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, query_BHTE, key_BJTE, value_BJTE):
-        out_BHTE, sum_BHT = torch.empty_like(query_BHTE), query_BHTE.new_empty(query_BHTE.shape[:3], dtype=torch.float32)
+        out_BHTE = torch.empty_like(query_BHTE)
+        sum_BHT = query_BHTE.new_empty(query_BHTE.shape[:3], dtype=torch.float32)
         ctx.save_for_backward(query_BHTE, key_BJTE, value_BJTE, out_BHTE, sum_BHT)
         return out_BHTE
 
@@ -271,9 +272,11 @@ def advice(shape: Shape, config: Config, gpus: int, sharded: bool, card: Card) -
     work = Work.of(config, gpus)
     wanted = min(config.slots, max(work.rows, 2 * config.continuations * work.groups))
     size = config.micro_batch
-    while (slots := slots_that_fit(shape, replace(config, micro_batch=size), gpus, sharded, card)) < wanted and size > 1:
+    while True:
+        slots = slots_that_fit(shape, replace(config, micro_batch=size), gpus, sharded, card)
+        if slots >= wanted or size == 1:
+            return size, min(slots, config.slots)
         size //= 2
-    return size, min(slots, config.slots)
 
 
 def floors(shape: Shape, config: Config, gpus: int, card: Card, slots: int) -> dict[str, float]:
@@ -317,16 +320,16 @@ def show(config: Config) -> None:
     )
     console.print(memory_table(shape, config, gpus))
     console.print(
-        f"a slot: {short(slot_bytes(shape, config) / GIB)} GiB = {short(shape.token_bytes / 1024)} KiB of K/V per token "
-        f"x {config.max_context_tokens} + {short(shape.state_bytes / 2**20)} MiB of states"
+        f"a slot: {short(slot_bytes(shape, config) / GIB)} GiB = {short(shape.token_bytes / 1024)} KiB of K/V per "
+        f"token x {config.max_context_tokens} + {short(shape.state_bytes / 2**20)} MiB of states"
     )
     console.print(card_table(shape, config, gpus))
     trajectories = config.groups_per_step * config.group_size
     continued = config.groups_per_step * config.continuations * work.sampled if config.credit == "prover" else 0
     console.print(
-        f"tokens of a step at these limits: {trajectories * work.context:,} of rollouts, {trajectories * work.sampled:,} "
-        f"of them sampled and trained on, and {continued:,} sampled in continuations if every group is verified from its "
-        "middle; shorter episodes take less"
+        f"tokens of a step at these limits: {trajectories * work.context:,} of rollouts, "
+        f"{trajectories * work.sampled:,} of them sampled and trained on, and {continued:,} sampled in continuations "
+        "if every group is verified from its middle; shorter episodes take less"
     )
 
 
@@ -349,7 +352,8 @@ def memory_table(shape: Shape, config: Config, gpus: int) -> Table:
 
 
 def card_table(shape: Shape, config: Config, gpus: int) -> Table:
-    table = Table(title=f"{gpus} GPUs: --micro-batch and --slots to set, and seconds of a step at least", title_justify="left")
+    title = f"{gpus} GPUs: --micro-batch and --slots to set, and seconds of a step at least"
+    table = Table(title=title, title_justify="left")
     phases = ("rollout", "verify", "update", "step")
     for name in ("card", "GiB", "state", "micro-batch", "slots fit", "slots", *phases):
         table.add_column(name, justify="left" if name in ("card", "state") else "right", no_wrap=True)

@@ -296,7 +296,8 @@ class Run:
     def stopped(self, step: int) -> None:
         """Says how to go on after a stop between steps."""
         self.close()
-        self.say(f"stopped by SIGTERM after step {step} of {self.config.steps}, saved; go on with --run-dir {self.path} --resume")
+        done = f"after step {step} of {self.config.steps}, saved"
+        self.say(f"stopped by SIGTERM {done}; go on with --run-dir {self.path} --resume")
 
     def judged(self, step: int, proposals: list[dict] | None) -> None:
         """Writes what a judge was asked and answered, of all ranks, before anything is made of it; None: it asks nobody."""

@@ -11,7 +11,8 @@ import torch.multiprocessing as mp
 
 
 def on_ranks(world: int, path: Path, work: Callable, *arguments) -> None:
-    """Runs work(rank, world, *arguments) in forked processes of one group, which meet at `path`; raises what they do."""
+    """Runs work(rank, world, *arguments) in forked processes of one group, which meet at `path`; raises what they
+    raise."""
     path.unlink(missing_ok=True)
     context = mp.start_processes(enter, (world, path, work, arguments), nprocs=world, join=False, start_method="fork")
     deadline = time.monotonic() + 500

@@ -74,7 +74,8 @@ def test_what_is_expected_is_learned_from_healthy_trajectories():
     assert balance.tokens == Balance(balance.tokens).tokens == {"maze": 24.0}
 
 
-LOADS = st.lists(st.lists(st.builds(Load, st.just(8), st.integers(1, 90), st.integers(0, 40)), max_size=5), min_size=2, max_size=4)
+LOAD = st.builds(Load, st.just(8), st.integers(1, 90), st.integers(0, 40))
+LOADS = st.lists(st.lists(LOAD, max_size=5), min_size=2, max_size=4)
 
 
 @settings(max_examples=100, deadline=None)
@@ -145,7 +146,8 @@ def unevenly(rank: int, world: int, path) -> None:
 
 def test_who_plays_a_continuation_or_trains_a_row_does_not_change_it(tmp_path):
     on_ranks(2, tmp_path / "meet", unevenly, tmp_path)
-    (ours, moved, sampled, many, marks), (theirs, none, rest, few, no_rows) = (torch.load(tmp_path / f"{r}.pt") for r in (0, 1))
+    ours, moved, sampled, many, marks = torch.load(tmp_path / "0.pt")
+    theirs, none, rest, few, no_rows = torch.load(tmp_path / "1.pt")
     player, segments, _ = played()
     alone = verify(player, segments, player.config)
     assert ours + theirs == [(v.pre, v.post) for v in alone.verdicts]

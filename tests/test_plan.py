@@ -41,9 +41,10 @@ def test_sizes_agree_with_arithmetic_by_hand(size):
 @pytest.mark.parametrize("card, gib", [("A100 80 GB", 80.0), ("H100 80 GB", 79.6), ("H200 141 GB", 140.4)])
 @pytest.mark.parametrize("size", BY_HAND)
 def test_slots_agree_with_arithmetic_by_hand(size, card, gib):
-    """Short trajectories one by one, so that the peak is the rollouts': weights, AdamW, gathered weights, and a prefill."""
+    """Short trajectories one by one, so that the peak is the rollouts': weights, AdamW, gathered weights, a prefill."""
     _, eighth, gathered, token, state = BY_HAND[size]
-    config = configured(f"Qwen/Qwen3.5-{size}", "--max-context-tokens", "2048", "--micro-batch", "1", "--credit", "grpo")
+    limits = "--max-context-tokens 2048 --micro-batch 1 --credit grpo".split()
+    config = configured(f"Qwen/Qwen3.5-{size}", *limits)
     shape = plan.shape_of(config)
     (card,) = [c for c in plan.CARDS if c.name == card]
     prefill = plan.memory_of(shape, config, 8, True)["prefill of rollouts"] / GIB
@@ -91,14 +92,16 @@ def test_activations_are_those_that_a_forward_keeps(architecture, tmp_path):
 
 def test_slots_take_what_the_engine_allocates():
     config = parse([])[0]
-    memory = make_memory(load_policy(policy_path(config), "float32", torch.device("cpu"))[0], 3, config.max_context_tokens)
+    model, _ = load_policy(policy_path(config), "float32", torch.device("cpu"))
+    memory = make_memory(model, 3, config.max_context_tokens)
     allocated = sum(getattr(memory, field.name).nbytes for field in dataclasses.fields(memory))
     assert 3 * plan.slot_bytes(plan.shape_of(config), config) == pytest.approx(allocated, rel=1e-6)
 
 
 def test_floors_agree_with_the_usual_estimates():
     """6 N operations per trained token and 2 N more with checkpointing; a decoded token reads the weights once."""
-    config = configured("Qwen/Qwen3.5-2B", "--max-context-tokens", "2048", "--max-turns", "4", "--max-turn-tokens", "128")
+    limits = "--max-context-tokens 2048 --max-turns 4 --max-turn-tokens 128".split()
+    config = configured("Qwen/Qwen3.5-2B", *limits)
     shape, card = plan.shape_of(config), plan.Card("any", 0, bandwidth=2.0, flops=500.0)
     floors = plan.floors(shape, config, 8, card, 256)
     tokens = 2 * 8 * 2048
