@@ -15,6 +15,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 KEY = "sk-test"
 
 
+class HTTP(ThreadingHTTPServer):
+    request_queue_size = 128  # of more clients at once than wait in the queue, by default 5, some are reset
+
+
 class Server:
     """`script(handler, request)` answers a request. Attributes: requests, those that were accepted, in order."""
 
@@ -25,7 +29,7 @@ class Server:
         self.closing = threading.Event()
         self.busy = self.busiest = 0
         self.lock = threading.Lock()
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self.http = HTTP(("127.0.0.1", 0), self._handler())
         self.http.daemon_threads = True
         threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True).start()
         self.url = f"http://127.0.0.1:{self.http.server_port}/v1"

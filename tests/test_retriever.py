@@ -45,6 +45,10 @@ def single_query(request):
     return (200, {"result": DOCUMENTS[: request["topk"]]}) if "query" in request else (422, {"detail": "no query"})
 
 
+class Server(ThreadingHTTPServer):
+    request_queue_size = 128  # of more clients at once than wait in the queue, by default 5, some are reset
+
+
 @pytest.fixture
 def serve():
     """serve(answer, ...) starts a server that gives the n-th request to the n-th answer, the last one to the rest."""
@@ -66,7 +70,7 @@ def serve():
                 pass
 
         seen = []
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server = Server(("127.0.0.1", 0), Handler)
         servers.append(server)
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         return f"http://127.0.0.1:{server.server_port}/retrieve", seen
