@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from prover_mini.errors import RankLost, UserError
+from prover_mini.errors import RankLost, UserError, first_line
 
 BACKENDS = re.compile(r"gloo|nccl|connection (closed|reset)|process group", re.IGNORECASE)
 
@@ -37,7 +37,7 @@ def start(device: str, rank_timeout: int) -> torch.device:
         chosen = torch.device(device or "cpu")
         torch.zeros(1, device=chosen).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UserError(f"--device {device}: {str(error).splitlines()[0]}; use cpu or cuda") from None
+        raise UserError(f"--device {device}: {first_line(error)}; use cpu or cuda") from None
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not dist.is_initialized():
@@ -95,8 +95,8 @@ def lost(error: RuntimeError) -> RankLost | None:
 
 
 def _rank_lost(error: RuntimeError) -> RankLost:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    reason = re.sub(r"^\[\S*\]\s*", "", reason).partition(". ")[0]  # begins with a place in the library's source
+    reason = re.sub(r"^\[\S*\]\s*", "", first_line(error))  # begins with a place in the library's source
+    reason = reason.partition(". ")[0]
     return RankLost(
         f"rank {os.environ.get('RANK', 0)}: another rank is gone or did not answer in time ({reason[:200]}); "
         "--run-dir with --resume goes on from the newest checkpoint"

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from kernels.launch import fused
 from prover_mini.decode import Decoder, upload
-from prover_mini.errors import UserError
+from prover_mini.errors import UserError, first_line
 from prover_mini.forward import Chunk, check_supported, forward, make_memory, make_tables, place
 from prover_mini.sampling import draw
 
@@ -88,9 +88,8 @@ class Engine:
         try:
             self._memory = make_memory(model, slots, max_tokens)
         except RuntimeError as error:
-            reason = str(error).splitlines()[0]
             sizes = f"--slots {slots} x --max-context-tokens {max_tokens}"
-            raise UserError(f"{sizes}: lower one of them ({reason})") from None
+            raise UserError(f"{sizes}: lower one of them ({first_line(error)})") from None
         self.model = model
         self.slots = slots
         self.max_tokens = max_tokens

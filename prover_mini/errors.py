@@ -18,3 +18,8 @@ class RankLost(RuntimeError):
 
     The command line prints the message, one line, and exits with code 3.
     """
+
+
+def first_line(error: BaseException) -> str:
+    """What a library's error says in at most 300 characters; its type where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

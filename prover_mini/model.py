@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 
 from prover_mini.config import Config
-from prover_mini.errors import UserError
+from prover_mini.errors import UserError, first_line
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
@@ -109,10 +109,6 @@ def load_policy(name: str | Path, dtype: str, device: torch.device):
         sizes = f"the tokenizer has {len(tokenizer)} tokens, the model {model.config.vocab_size}"
         raise UserError(f"--model {name}: {sizes}; copy the files of both from one place")
     return model.to(device).eval(), tokenizer
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
 def use_flash_attention(model, device: torch.device) -> None:

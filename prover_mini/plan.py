@@ -29,10 +29,10 @@ from kernels.linear_logprob import CHUNK_LOGITS, chunk_columns
 from prover_mini import memory
 from prover_mini.config import Config
 from prover_mini.engine import BATCH_TOKENS
-from prover_mini.errors import UserError
+from prover_mini.errors import UserError, first_line
 from prover_mini.forward import check_supported, make_memory
 from prover_mini.memory import GIB
-from prover_mini.model import first_line, policy_path, read_config
+from prover_mini.model import policy_path, read_config
 from prover_mini.parallel import shards
 
 GPUS = 8  # where neither --gpus nor torchrun says how many

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prover_mini.errors import UserError
+from prover_mini.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from prover_mini.config import Config
@@ -156,7 +156,3 @@ class Tracker:
         if not self.failed:
             self.failed = True
             self.say(f"--tracker {self.name}: no more figures go there ({reason}); the run is not affected")
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

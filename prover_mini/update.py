@@ -23,7 +23,7 @@ from prover_mini import distributed
 from prover_mini.balance import shared
 from prover_mini.config import Config
 from prover_mini.credit import Credit, batch
-from prover_mini.errors import SharedError, UserError
+from prover_mini.errors import SharedError, UserError, first_line
 from prover_mini.importance import importance_weight
 from prover_mini.parallel import Replicate, Shard
 from prover_mini.trajectory import OFF_POLICY, Group, Trajectory
@@ -249,8 +249,8 @@ class Learner:
             self._logprobs(self.weights, [idle_row()])
 
 
-def out_of_memory(size: int, error: Exception | str = "") -> str:
-    reason = f" ({str(error).splitlines()[0]})" if str(error) else ""
+def out_of_memory(size: int, error: Exception | None = None) -> str:
+    reason = f" ({first_line(error)})" if error else ""
     return f"the update ran out of memory with {size} trajectories at a time{reason}: lower --micro-batch or --slots"
 
 

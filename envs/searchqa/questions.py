@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from envs.base import Task
-from prover_mini.errors import UserError
+from prover_mini.errors import UserError, first_line
 from prover_mini.seeds import derive
 
 SPLITS = {"train": "train", "dev": "dev", "valid": "dev", "validation": "dev", "val": "dev", "test": "test"}
@@ -156,4 +156,4 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         yield from enumerate(parquet.read_table(path).to_pylist(), 1)
     except (OSError, pyarrow.ArrowException) as error:
-        raise UserError(f"{path}: can't be read as parquet ({str(error).splitlines()[0]})") from error
+        raise UserError(f"{path}: can't be read as parquet ({first_line(error)})") from error
