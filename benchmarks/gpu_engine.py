@@ -19,30 +19,18 @@ import numpy as np
 import torch
 
 from prover_mini.engine import Engine, self_check
+from prover_mini.shapes import SHAPES, known_config
 
 CONTINUATIONS = 8
-SHAPES = {
-    "2B": dict(
-        hidden_size=2048, intermediate_size=6144, num_hidden_layers=24, num_attention_heads=8, num_key_value_heads=2,
-        linear_num_value_heads=16,
-    ),
-    "4B": dict(
-        hidden_size=2560, intermediate_size=9216, num_hidden_layers=32, num_attention_heads=16, num_key_value_heads=4,
-        linear_num_value_heads=32,
-    ),
-}  # fmt: skip
+FAMILY = "Qwen/Qwen3.5-"
 
 
-def random_model(name: str, layers: int, device: str):
+def random_model(size: str, layers: int, device: str):
     """The text model of Qwen3.5 in that size with random weights."""
-    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+    from transformers import Qwen3_5ForCausalLM
 
-    shape = SHAPES[name] | ({"num_hidden_layers": layers} if layers else {})
-    kinds = ["full_attention" if i % 4 == 3 else "linear_attention" for i in range(shape["num_hidden_layers"])]
-    config = Qwen3_5TextConfig(
-        vocab_size=248_320, layer_types=kinds, head_dim=256, linear_num_key_heads=16, linear_key_head_dim=128,
-        linear_value_head_dim=128, tie_word_embeddings=True, max_position_embeddings=32_768, **shape,
-    )  # fmt: skip
+    cut = {"num_hidden_layers": layers} if layers else {}
+    config = known_config(FAMILY + size, **cut)
     torch.set_default_dtype(torch.bfloat16)
     with torch.device(device):
         model = Qwen3_5ForCausalLM(config)
@@ -92,7 +80,7 @@ def graphs_differ(engine: Engine, prompts: list[list[int]]) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", choices=SHAPES, default="2B")
+    parser.add_argument("--model", choices=[name.removeprefix(FAMILY) for name in SHAPES], default="2B")
     parser.add_argument("--slots", type=int, default=128)
     parser.add_argument("--prompt", type=int, default=1024)
     parser.add_argument("--new", type=int, default=128)

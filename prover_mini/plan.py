@@ -25,7 +25,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from kernels.linear_logprob import CHUNK_LOGITS, chunk_columns
+from kernels.linear_logprob import chunk_columns
 from prover_mini import memory
 from prover_mini.config import Config
 from prover_mini.engine import BATCH_TOKENS
@@ -34,26 +34,11 @@ from prover_mini.forward import check_supported, make_memory
 from prover_mini.memory import GIB
 from prover_mini.model import policy_path, read_config
 from prover_mini.parallel import shards
+from prover_mini.shapes import SHAPES, known_config
 
 GPUS = 8  # where neither --gpus nor torchrun says how many
 RESERVED = 0.08  # of a card: CUDA context, communication buffers, fragmentation
 SAMPLE_TOKENS = 256  # a multiple of the delta rule's chunk
-
-# Shapes of models that can be planned for without a network. They are those of the hub's text models.
-SHAPES = {
-    "Qwen/Qwen3.5-2B": dict(
-        hidden_size=2048, intermediate_size=6144, num_hidden_layers=24, num_attention_heads=8, num_key_value_heads=2,
-        linear_num_value_heads=16,
-    ),
-    "Qwen/Qwen3.5-4B": dict(
-        hidden_size=2560, intermediate_size=9216, num_hidden_layers=32, num_attention_heads=16, num_key_value_heads=4,
-        linear_num_value_heads=32,
-    ),
-}  # fmt: skip
-COMMON = dict(
-    vocab_size=248_320, head_dim=256, linear_num_key_heads=16, linear_key_head_dim=128, linear_value_head_dim=128,
-    full_attention_interval=4, tie_word_embeddings=True,
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -145,10 +130,8 @@ def shape_of(config: Config) -> Shape:
 
 def text_config(config: Config):
     """The configuration of the text model: built in, in a directory, or fetched from the hub."""
-    from transformers import Qwen3_5TextConfig
-
     if config.model in SHAPES:
-        return Qwen3_5TextConfig(**COMMON, **SHAPES[config.model])
+        return known_config(config.model)
     name = policy_path(config)
     if not Path(name).is_dir() and (name.count("/") > 1 or name.startswith((".", "~"))):
         raise UserError(f"--model {name}: no such directory")
