@@ -279,7 +279,7 @@ class Player:
         """Plays the finished turns in their environments; the rows go on to the next turn or are released."""
         episodes = [deciding.pop(row) for row in ended]
         actions = [self.chat.text(e.trajectory.ids[e.trajectory.turns[-1].start :]) for e in episodes]
-        steps = self.workers.run([partial(_step, e.env, action) for e, action in zip(episodes, actions)])
+        steps = self.workers.run([partial(e.env.step, action) for e, action in zip(episodes, actions)])
         for row, episode, action, step in zip(ended, episodes, actions, steps):
             trajectory = episode.trajectory
             trajectory.close_turn(action, isinstance(step, Step) and step.valid)
@@ -319,7 +319,3 @@ class Player:
                 turn.engine_state = state
         else:
             self.state_bytes -= sum(mark.nbytes for _, mark in marked)
-
-
-def _step(env: Env, action: str) -> Step:
-    return env.step(action)
