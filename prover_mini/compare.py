@@ -43,7 +43,7 @@ from prover_mini import config as configuration
 from prover_mini import distributed
 from prover_mini.config import Config, Parser, dashed, parse
 from prover_mini.errors import UserError
-from prover_mini.files import read_metrics, step_name
+from prover_mini.files import next_free, read_metrics, step_name
 from prover_mini.run import EXTENDABLE
 from prover_mini.study import report, report_alignment
 
@@ -305,7 +305,7 @@ def align(args: argparse.Namespace, common: list[str], methods: dict[str, list[s
     base, _ = parse([*start, *common])
     configs = {name: parse([*start, *common, *flags])[0] for name, flags in methods.items()}
     alignment.check(base, configs)
-    out = Path(args.out) if args.out else free(f"runs/alignment-{base.env}")
+    out = Path(args.out) if args.out else next_free(f"runs/alignment-{base.env}")
     if args.dry_run:
         print(f"{out}: {args.batches} batches of {base.groups_per_step} x {base.group_size}; " + ", ".join(configs))
         return 0
@@ -332,23 +332,19 @@ def align(args: argparse.Namespace, common: list[str], methods: dict[str, list[s
 
 def of_checkpoint(path: Path) -> tuple[list[str], str]:
     """Flags of a run's configuration, and the weights of its newest checkpoint or of the one that is named."""
+    from prover_mini import checkpoint
+
     run = path if (path / "config.json").exists() else path.parent.parent
     if not (run / "config.json").exists():
         raise UserError(f"--checkpoint {path}: neither a run's directory nor one of its checkpoints/step_*")
     if path == run:
-        if not (run / "latest").exists():
+        found = checkpoint.latest(run)
+        if not found:
             raise UserError(f"--checkpoint {path}: this run has no checkpoint yet")
-        path = run / "checkpoints" / (run / "latest").read_text().strip()
+        path = found[0]
     saved = dataclasses.asdict(configuration.load(run / "config.json"))
     kept = {name: value for name, value in saved.items() if name not in OWN and name != "budget_matched"}
     return [f"--{dashed(name)}={value}" for name, value in kept.items()], str(path / "model")
-
-
-def free(stem: str) -> Path:
-    number = 1
-    while (path := Path(f"{stem}-{number:03d}")).exists():
-        number += 1
-    return path
 
 
 if __name__ == "__main__":

@@ -21,6 +21,14 @@ def write_text(path: Path, text: str) -> None:
     os.replace(aside, path)
 
 
+def next_free(stem: str) -> Path:
+    """The first of stem-001, stem-002, ... that is not there yet."""
+    number = 1
+    while (path := Path(f"{stem}-{number:03d}")).exists():
+        number += 1
+    return path
+
+
 def step_name(step: int) -> str:
     return f"step_{step:06d}"
 

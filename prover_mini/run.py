@@ -32,7 +32,7 @@ from prover_mini import distributed
 from prover_mini.config import Config, dashed
 from prover_mini.credit import Credit, batch
 from prover_mini.errors import SharedError, UserError
-from prover_mini.files import finite, read_metrics, step_name, write_text
+from prover_mini.files import finite, next_free, read_metrics, step_name, write_text
 from prover_mini.summary import closing_table
 from prover_mini.tracker import Tracker, names_of
 from prover_mini.trajectory import Group
@@ -105,9 +105,7 @@ def choose(config: Config) -> tuple[Path, Config]:
         if path.exists() and any(path.iterdir()):
             raise UserError(f"--run-dir {path}: already holds a run; add --resume to continue it, or name another")
         return path, config
-    number = 1
-    while (path := Path("runs") / f"{config.env}-{config.credit}-{number:03d}").exists():
-        number += 1
+    path = next_free(f"runs/{config.env}-{config.credit}")
     config.run_dir = str(path)
     return path, config
 

@@ -252,3 +252,8 @@ def test_a_study_of_real_runs_and_an_alignment_at_one_of_them(tmp_path, capsys):
     assert result["config"]["groups_per_step"] == 4 and result["config"]["max_turns"] == 6
     assert [row["method"] for row in result["rows"]] == ["grpo", "grpo, twice the groups", "prover", "prover"]
     assert "| prover | 4 |" in (aligned / "alignment.md").read_text()
+
+    (out / "prover-0" / "checkpoints" / "step_000002" / "state.json").unlink()
+    capsys.readouterr()
+    assert main("--alignment", "--checkpoint", out / "prover-0", "--batches", 4, "--methods", "prover") == 2
+    assert "step_000002: the checkpoint is damaged" in capsys.readouterr().err
