@@ -30,16 +30,22 @@ def policy_path(config: Config) -> str:
     return str(ASSETS / config.model.replace("tiny", config.env)) if config.embedded else config.model
 
 
+def directory(name: str) -> Path | None:
+    """The directory that `name` is; None for a hub id. Raises UserError for what can be neither."""
+    if Path(name).is_dir():
+        return Path(name)
+    if name.count("/") > 1 or name.startswith((".", "~")):
+        raise UserError(f"--model {name}: no such directory")
+    return None
+
+
 def locate(name: str) -> Path:
     """The directory of a model: itself, or where the files of a hub id are after downloading what is missing.
 
     Raises UserError when there is no such model, or none with safetensors weights.
     """
-    if Path(name).is_dir():
-        path = Path(name)
-    elif name.count("/") > 1 or name.startswith((".", "~")):
-        raise UserError(f"--model {name}: no such directory")
-    else:
+    path = directory(name)
+    if not path:
         from huggingface_hub import snapshot_download
 
         try:
@@ -51,9 +57,9 @@ def locate(name: str) -> Path:
     return path
 
 
-def read_config(path: Path):
-    """The model's configuration. Of an image and text model that ties its embeddings, the text model does so too,
-    whether or not the nested configuration repeats it."""
+def read_config(path: Path | str):
+    """The configuration of a model in a directory or on the hub. Of an image and text model that ties its embeddings,
+    the text model does so too, whether or not the nested configuration repeats it."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(path)

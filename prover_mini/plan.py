@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -32,7 +31,7 @@ from prover_mini.engine import BATCH_TOKENS
 from prover_mini.errors import UserError, first_line
 from prover_mini.forward import check_supported, make_memory
 from prover_mini.memory import GIB
-from prover_mini.model import policy_path, read_config
+from prover_mini.model import directory, policy_path, read_config
 from prover_mini.parallel import shards
 from prover_mini.shapes import SHAPES, known_config
 
@@ -133,10 +132,9 @@ def text_config(config: Config):
     if config.model in SHAPES:
         return known_config(config.model)
     name = policy_path(config)
-    if not Path(name).is_dir() and (name.count("/") > 1 or name.startswith((".", "~"))):
-        raise UserError(f"--model {name}: no such directory")
+    path = directory(name) or name
     try:
-        return read_config(name).get_text_config()
+        return read_config(path).get_text_config()
     except Exception as error:  # the library raises many kinds
         known = ", ".join(SHAPES)
         raise UserError(
