@@ -58,7 +58,7 @@ class EndpointJudge(AgenticJudge):
         waves = math.ceil(math.ceil(c.groups_per_step / distributed.world()) / c.judge_concurrency)
         self.check_patience(waves)
         try:
-            httpx2.Client(timeout=CONNECT_SECONDS).get(self.url)
+            httpx2.get(self.url, timeout=CONNECT_SECONDS)
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.UnsupportedProtocol, httpx2.InvalidURL) as error:
             raise UserError(f"--judge-url {c.judge_url}: {error}; start the server or correct the address") from None
         except httpx2.RequestError:
