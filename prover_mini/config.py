@@ -118,7 +118,7 @@ class Config:
     )
     credit_weight: float = option(1.0, "Lambda: weight of a verified segment's delta.")
     continuations: int = option(8, "K: continuations sampled from each of the two boundaries of a segment.")
-    max_segment_turns: int = option(4, "Longest segment, in turns (the divergence judge proposes single turns).")
+    max_segment_turns: int = option(4, "Longest segment, in turns (the divergence judge proposes two at most).")
     max_successes: int = option(3, "Groups with 1 to this many successes are eligible for a segment.")
     judge_bonus: float = option(0.5, "judge_reward: a proposed segment earns credit_weight times this, unverified.")
     sequential: float = option(

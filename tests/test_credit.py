@@ -10,7 +10,7 @@ from envs.base import Task
 from prover_mini.credit import (
     METHODS, batch, eligible, group_advantage, rloo_advantage, segment_error, shrunk_delta, valid_segments,
 )  # fmt: skip
-from prover_mini.judge import DivergenceJudge, Failure, RandomJudge
+from prover_mini.judge import Failure, RandomJudge
 from prover_mini.trajectory import OFF_POLICY, Group, Segment, Trajectory, Verdict
 from prover_mini.update import token_advantages
 from tests.toys import toy_config
@@ -155,20 +155,6 @@ def test_random_judge_is_uniform_over_valid_segments():
     answers = [judge.propose([g], step)[0] for step in range(1200)]
     counts = [sum((a.first_turn, a.last_turn) == segment for a in answers) for segment in allowed]
     assert sum(counts) == 1200 and all(abs(c - 200) < 5 * math.sqrt(1200 * (1 / 6) * (5 / 6)) for c in counts)
-
-
-def test_divergence_judge_finds_what_only_the_success_saw():
-    reference = trajectory(
-        1, ["look", "open box", "take key", "use key"], ["a room", "a box with a key", "the key", "open"]
-    )
-    failures = [trajectory(0, ["look", "leave"], ["a room", "outside"]) for _ in range(3)]
-    g = Group(0, TASK, [reference, *failures])
-    answer = DivergenceJudge(toy_config()).propose([g], 1)[0]
-    assert (answer.first_turn, answer.last_turn) == (1, 1)  # 1 and 2 are new to all failures; 1 came first
-    same = Group(
-        0, TASK, [trajectory(1, ["look", "say a"], ["a room", ""]), trajectory(0, ["look", "say b"], ["a room", ""])]
-    )
-    assert DivergenceJudge(toy_config()).propose([same], 1)[0] is None
 
 
 def test_whatever_a_judge_says_is_checked_and_counted():

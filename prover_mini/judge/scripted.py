@@ -1,13 +1,20 @@
-"""Judges without a language model: a random segment, and the turn where the reference left the ways of the failures."""
+"""Judges without a language model: a random segment, and the step that the failures could have taken and did not."""
 
 from __future__ import annotations
 
 import random
+import re
 
-from prover_mini.credit import valid_segments
+from envs.action import spoken
+from prover_mini.credit import segment_error, valid_segments
 from prover_mini.judge.base import Answer, Judge
 from prover_mini.seeds import derive
-from prover_mini.trajectory import Group, Segment
+from prover_mini.trajectory import Group, Segment, Trajectory
+
+TAGGED = re.compile(r"<(\w+)>(.*?)</\1>", re.DOTALL)  # <action>..</action>, <search>..</search>
+WORD = re.compile(r"[^\s<>\[\](){}|\"]+")
+NAME = "#"
+LEAST_MISSED = 0.5  # share of the failures
 
 
 class RandomJudge(Judge):
@@ -23,25 +30,65 @@ class RandomJudge(Judge):
 
 
 class DivergenceJudge(Judge):
-    """Contrast without a language model: where the reference first left the ways of the failures.
+    """Contrast without a language model: the step that most failures could have taken and did not.
 
-    For every creditable single turn t of the reference, let o_t be the observation that its action brought.
-        novelty(t) = share of the failed trajectories that never saw o_t
-    The first turn with the largest novelty is proposed: what comes after a decision that the failures did not take is
-    as new to them as its own result, so of equals the earliest decided. Cost: one pass over the group's observations,
-    no model call.
+    The *kind* of an action is its words with a sign in place of every name, a name being a word with a digit or a capital
+    letter: "heat egg 1 with microwave 1" and "heat cup 2 with microwave 1" are one kind. A failure *missed* step t of the
+    reference when it was shown every name in it and never did anything of its kind.
+
+        missed(t) = share of the failed trajectories that missed step t
+
+    The last step with the largest share is proposed, together with the turn before it, which led there; nothing where
+    fewer than half of the failures missed it. A failure that never found the thing was not shown its name, so being
+    lucky in a search is no such step. Cost: one pass over the group's texts, no model call.
     """
 
     def propose_one(self, group: Group, step: int) -> Answer:
         reference = group.reference
-        seen = [{turn.observation for turn in failure.turns} for failure in group.failures]
-        best, where = 0.0, None
-        for first, last in valid_segments(reference, 1):
-            result = reference.turns[last + 1].observation
-            novelty = sum(result not in observations for observations in seen) / len(seen)
-            if novelty > best:
-                best, where = novelty, (first, last)
-        if where is None:
-            return None  # every failure saw everything that the reference saw: nothing to contrast
-        reason = f"the first turn whose result {best:.0%} of the failures never saw"
-        return Segment(reference, *where, reason=reason)
+        shown = [{name for turn in t.turns for name in names(turn.observation)} for t in group.failures]
+        taken = [{kind(turn.action) for turn in t.turns if turn.valid} for t in group.failures]
+        best, segment = LEAST_MISSED, None
+        for n, turn in enumerate(reference.turns):
+            needed, missed_kind = names(said(turn.action)), kind(turn.action)
+            missed = sum(needed <= there and missed_kind not in done for there, done in zip(shown, taken)) / len(shown)
+            if turn.valid and missed >= best and (span := self._span(reference, n)):
+                best, segment = missed, Segment(reference, *span, f"{missed:.0%} of the failures could have done so")
+        return segment
+
+    def _span(self, reference: Trajectory, n: int) -> tuple[int, int] | None:
+        """Turn n with the one before it, or of these two the one that may be credited."""
+        spans = [(n - 1, n), (n, n), (n - 1, n - 1)]
+        return next((s for s in spans if not segment_error(reference, *s, self.config.max_segment_turns)), None)
+
+
+def said(action: str) -> str:
+    """What a turn does: its last tag and what stands in it, else all of it without thoughts."""
+    text = spoken(action)
+    tagged = TAGGED.findall(text)
+    return " ".join(tagged[-1]) if tagged else text
+
+
+def words(text: str) -> list[str]:
+    """Words without brackets and closing punctuation, a number joined to the word before it: "mug 1"."""
+    out: list[str] = []
+    for word in WORD.findall(text):
+        word = word.rstrip(".,:;!?'")
+        if word.isdecimal() and out:
+            out[-1] += f" {word}"
+        elif word:
+            out.append(word)
+    return out
+
+
+def is_name(word: str) -> bool:
+    return any(c.isdigit() or c.isupper() for c in word)
+
+
+def names(text: str) -> set[str]:
+    return {word.casefold() for word in words(text) if is_name(word)}
+
+
+def kind(action: str) -> tuple[str, ...]:
+    """The words of an action with `NAME` for each run of names."""
+    marked = [NAME if is_name(word) else word for word in words(said(action))]
+    return tuple(word for n, word in enumerate(marked) if word != NAME or marked[n - 1 : n] != [NAME])
