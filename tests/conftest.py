@@ -7,6 +7,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -14,6 +15,14 @@ torch.set_num_threads(1)
 settings.register_profile("repeat", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None)
 settings.load_profile("repeat")
+
+
+@pytest.fixture(scope="module")
+def cache_home(tmp_path_factory):
+    """An empty cache that the tests of a module share; it comes before what builds into it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 def pytest_addoption(parser):

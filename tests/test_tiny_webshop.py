@@ -26,17 +26,11 @@ from scripts.tiny.webshop import demonstrations, recipe, shops, vocabulary
 
 TINY = ASSETS / "webshop"
 EPISODES = 120
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache_directory(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
+pytestmark = pytest.mark.usefixtures("cache_home")
 
 
 @pytest.fixture(scope="module")
-def suite(cache_directory) -> WebShop:
+def suite(cache_home) -> WebShop:
     return load_suite("webshop", parse(["--env", "webshop"])[0])
 
 

@@ -32,17 +32,11 @@ from tests.replay import webshop as recordings
 
 ROOT = Path(__file__).parent.parent
 RECORDED = ROOT / "tests" / "data" / "webshop"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
+pytestmark = pytest.mark.usefixtures("cache_home")
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory, cache) -> Path:
+def data(tmp_path_factory, cache_home) -> Path:
     directory = tmp_path_factory.mktemp("webshop")
     for path in RECORDED.iterdir():
         if path.name.endswith(".json.gz"):

@@ -24,17 +24,11 @@ from scripts import build_webshop
 PANEL = "3d1614bf14cfd64a"
 SPLITS = {"test": 500, "dev": 1000, "train": 2100}
 LONGEST_PAGE = 120  # words, without the separators
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
+pytestmark = pytest.mark.usefixtures("cache_home")
 
 
 @pytest.fixture(scope="module")
-def suite(cache) -> WebShop:
+def suite(cache_home) -> WebShop:
     return load_suite("webshop", SimpleNamespace(data="", page_mode="text", admissible=True))
 
 
