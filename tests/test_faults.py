@@ -15,11 +15,11 @@ from benchmarks.kill_test import JOB, Job, differences, finish
 from envs import searchqa
 from envs.searchqa.retriever import HTTPRetriever
 from prover_mini.judge import endpoint
-from tests import judge_server
+from tests import judge_server, test_retriever
 from tests.judge_server import KEY, always, proposal, status
-from tests.test_retriever import serve
 from tests.test_train import metrics, run
 
+serve = test_retriever.serve  # a fixture
 TWO = [*JOB, "--steps", "3", "--save-every", "3", "--eval-every", "3"]
 
 

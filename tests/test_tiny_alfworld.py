@@ -174,10 +174,10 @@ def test_instances_start_near_their_kind_and_no_other():
     shapes.start_near_kinds(model, dict(pairs))
     after = model.model.embed_tokens.weight.detach()
     near = torch.stack([torch.cosine_similarity(after[token], after, dim=-1) for token, _ in pairs])
-    for (token, kind), row in zip(pairs, near):
-        siblings = {t for t, k in pairs if k == kind} | {kind}
+    for (token, parent), row in zip(pairs, near):
+        siblings = {t for t, k in pairs if k == parent} | {parent}
         others = [i for i in range(len(after)) if i not in siblings]
-        assert 0.4 < row[kind] < 0.95 and row[kind] > row[others].max()
+        assert 0.4 < row[parent] < 0.95 and row[parent] > row[others].max()
     rest = [i for i in range(len(after)) if i not in dict(pairs)]
     assert torch.equal(after[rest], before[rest])
 

@@ -101,7 +101,7 @@ def test_every_page_of_the_expert_is_made_of_words(suite):
     config, _ = parse(["--env", "webshop"])
     for task in suite.tasks("test")[::10]:
         env, expert = suite.make_env(), Expert()
-        observation, done = env.reset(task), False
+        observation = env.reset(task)
         for _ in range(config.max_turns):
             ids = encode(observation)
             assert len(ids) <= config.max_observation_tokens and not (set(ids) & alphabet) - whole

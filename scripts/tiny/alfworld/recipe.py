@@ -10,6 +10,7 @@ from scripts.tiny.alfworld.vocabulary import kinds, words
 from scripts.tiny.demonstration import Demonstration
 from scripts.tiny.recipe import DENSE, Recipe
 
+
 def demonstrations(noise: Noise, episodes: int, seed: int, tokenizer) -> list[Demonstration]:
     found = []
     for episode in demonstrate(tokenizer, noise, episodes, seed):
