@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,12 @@ def next_free(stem: str) -> Path:
 
 def step_name(step: int) -> str:
     return f"step_{step:06d}"
+
+
+def spans(steps: list[int]) -> str:
+    """Rising numbers in short, such as "1-3, 7"."""
+    groups = [[step for _, step in run] for _, run in groupby(enumerate(steps), lambda pair: pair[1] - pair[0])]
+    return ", ".join(f"{group[0]}-{group[-1]}" if len(group) > 1 else str(group[0]) for group in groups)
 
 
 def read_metrics(path: Path) -> list[dict]:

@@ -32,7 +32,7 @@ from prover_mini import distributed
 from prover_mini.config import Config, dashed
 from prover_mini.credit import Credit, batch
 from prover_mini.errors import SharedError, UserError
-from prover_mini.files import finite, next_free, read_metrics, step_name, write_text
+from prover_mini.files import finite, next_free, read_metrics, spans, step_name, write_text
 from prover_mini.summary import closing_table
 from prover_mini.tracker import Tracker, names_of
 from prover_mini.trajectory import Group
@@ -161,7 +161,7 @@ class Run:
     """Writes one run's files and reports its progress; on other ranks than 0 it does nothing.
 
     What was written after step `done`, the step of the checkpoint that is resumed (0: none), is dropped: it will be
-    written again.
+    written again. Metrics of steps up to it that are not there any more cannot be: a line says which.
     """
 
     def __init__(self, path: Path, config: Config, done: int):
@@ -201,6 +201,9 @@ class Run:
         write_text(self.path / "git.txt", git_state())
         rows = [row for row in read_metrics(self.path / "metrics.jsonl") if row["step"] <= done]
         write_text(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        if lost := sorted(set(range(1, done + 1)) - {row["step"] for row in rows}):
+            lacks = f"{self.path}/metrics.jsonl lacks the lines of step {spans(lost)}"
+            self.say(f"warning: {lacks}; the run goes on without them")
         for file in [f for folder in ("rollouts", "judge", "eval") for f in self.path.glob(f"{folder}/step_*")]:
             if file.stem > step_name(done):
                 file.unlink()

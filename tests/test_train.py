@@ -437,6 +437,28 @@ def test_what_a_resumed_run_will_write_again_is_dropped(tmp_path):
     assert metrics(tmp_path) == [{"step": 2}] and not (tmp_path / "best").exists()
 
 
+@pytest.mark.parametrize(
+    "left, lost",
+    [(None, "1-5"), ("", "1-5"), ("123", "4-5"), ("1245", "3"), ("13", "2, 4-5"), ("12345", None), ("123456", None)],
+)
+def test_a_resume_says_which_steps_metrics_have_lost(tmp_path, capsys, left, lost):
+    if left is not None:
+        (tmp_path / "metrics.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in left))
+    Run(tmp_path, toy_config(resume=True), 5)
+    said = f"warning: {tmp_path}/metrics.jsonl lacks the lines of step {lost}; the run goes on without them\n"
+    assert capsys.readouterr().out == (said if lost else "")
+    assert [row["step"] for row in metrics(tmp_path)] == [int(step) for step in left or "" if int(step) <= 5]
+
+
+def test_a_run_without_its_metrics_goes_on_to_its_end(whole, tmp_path, capsys):
+    path = tmp_path / "run"
+    shutil.copytree(whole, path)
+    (path / "metrics.jsonl").unlink()
+    assert run("--run-dir", path, "--resume", "--steps", "5") == 0
+    assert "lacks the lines of step 1-4" in capsys.readouterr().out
+    assert [row["step"] for row in metrics(path)] == [5]
+
+
 def test_two_runs_cannot_take_one_directory(tmp_path):
     Run(tmp_path, toy_config(), 0)
     with pytest.raises(UserError, match="another run"):
