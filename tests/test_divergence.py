@@ -92,13 +92,15 @@ def test_prose_and_thoughts_around_an_action_do_not_count():
 
 WORDS = ["go", "take", "mug 1", "mug 2", "Rome", "B7", "red"]
 actions = st.lists(st.sampled_from(WORDS), min_size=1, max_size=3).map(" ".join)
-runs = st.lists(st.tuples(actions, st.lists(st.sampled_from(WORDS), max_size=4).map(", ".join), st.booleans()), min_size=2, max_size=5)
+results = st.lists(st.sampled_from(WORDS), max_size=4).map(", ".join)
+runs = st.lists(st.tuples(actions, results, st.booleans()), min_size=2, max_size=5)
 
 
 @given(runs, st.lists(runs, min_size=1, max_size=3))
 def test_no_other_step_was_missed_more(reference, failures):
     def built(reward, run):
-        return trajectory(reward, [a for a, _, _ in run], [o for _, o, _ in run], {n for n, r in enumerate(run) if not r[2]})
+        invalid = {n for n, (_, _, valid) in enumerate(run) if not valid}
+        return trajectory(reward, [a for a, _, _ in run], [o for _, o, _ in run], invalid)
 
     def pattern(action):
         return re.sub(r"((mug \d|Rome|B7) ?)+", "# ", action).strip()

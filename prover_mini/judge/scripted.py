@@ -32,9 +32,9 @@ class RandomJudge(Judge):
 class DivergenceJudge(Judge):
     """Contrast without a language model: the step that most failures could have taken and did not.
 
-    The *kind* of an action is its words with a sign in place of every name, a name being a word with a digit or a capital
-    letter: "heat egg 1 with microwave 1" and "heat cup 2 with microwave 1" are one kind. A failure *missed* step t of the
-    reference when it was shown every name in it and never did anything of its kind.
+    The *kind* of an action is its words with a sign in place of every name, a name being a word with a digit or a
+    capital letter: "heat egg 1 with microwave 1" and "heat cup 2 with microwave 1" are one kind. A failure *missed*
+    step t of the reference when it was shown every name in it and never did anything of its kind.
 
         missed(t) = share of the failed trajectories that missed step t
 
@@ -52,7 +52,8 @@ class DivergenceJudge(Judge):
             needed, missed_kind = names(said(turn.action)), kind(turn.action)
             missed = sum(needed <= there and missed_kind not in done for there, done in zip(shown, taken)) / len(shown)
             if turn.valid and missed >= best and (span := self._span(reference, n)):
-                best, segment = missed, Segment(reference, *span, f"{missed:.0%} of the failures could have done so")
+                reason = f"{missed:.0%} of the failures could have taken turn {n} and did not"
+                best, segment = missed, Segment(reference, *span, reason)
         return segment
 
     def _span(self, reference: Trajectory, n: int) -> tuple[int, int] | None:
