@@ -20,10 +20,10 @@ from prover_mini import tracker
 from prover_mini.errors import UserError
 
 
-def option(default: Any, help: str, choices: tuple[str, ...] | str = ()) -> Any:
+def option(default: Any, help: str, choices: tuple[str, ...] | str = (), section: str = "") -> Any:
     """`choices` are the values that are allowed; or "module.NAME", a dictionary whose keys they are, so that an entry
-    there is all it takes to add one."""
-    return field(default=default, metadata={"help": help, "choices": choices})
+    there is all it takes to add one. `section` is the part of `--help` that begins with this field."""
+    return field(default=default, metadata={"help": help, "choices": choices, "section": section})
 
 
 def choices_of(f: dataclasses.Field) -> tuple[str, ...]:
@@ -36,8 +36,7 @@ def choices_of(f: dataclasses.Field) -> tuple[str, ...]:
 
 @dataclass
 class Config:
-    # environment
-    env: str = option("searchqa", "Environment to train on.", "envs.SUITES")
+    env: str = option("searchqa", "Environment to train on.", "envs.SUITES", section="environment")
     data: str = option("", "File or directory with the environment's tasks; empty plays the embedded ones.")
     corpus: str = option(
         "", "SearchQA: passages to search, JSONL of id and contents; empty searches the embedded corpus."
@@ -61,61 +60,25 @@ class Config:
     env_timeout: int = option(
         120, "Seconds for one step of an environment that waits for a server; beyond, its episode counts as an error."
     )
-    # policy
+
     model: str = option(
         "tiny",
         "'tiny' is the environment's embedded policy, 'tiny-rare' ALFWorld's second one, which rarely takes the pivotal "
         "step; otherwise a local directory or a hub id.",
+        section="policy and rollouts",
     )
-    device: str = option("", "Torch device; empty takes the local rank's GPU where there is one, else the CPU.")
     dtype: str = option(
         "float32",
         "Type of the weights in rollouts and in the loss; the optimizer keeps them in float32.",
         ("float32", "bfloat16"),
-    )
-    parallel: str = option(
-        "auto",
-        "How ranks share the training state: each holds all of it, or a shard (FSDP2); auto shards it when all of it "
-        "would fill a quarter of the device's memory.",
-        ("auto", "replicate", "shard"),
     )
     temperature: float = option(1.0, "Sampling temperature of rollouts and continuations, also applied in the loss.")
     slots: int = option(256, "Trajectories that one rank plays at the same time.")
     state_cache_mb: int = option(
         2048, "Memory per rank for states at turn boundaries; what does not fit is recomputed."
     )
-    # credit
-    credit: str = option("prover", "Credit method.", "prover_mini.credit.METHODS")
-    judge: str = option(
-        "divergence",
-        "Who proposes the segment: two algorithms without a language model, the policy itself, or a model behind a server.",
-        "prover_mini.judge.JUDGES",
-    )
-    judge_url: str = option(
-        "",
-        "endpoint: address of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1; the key is read from "
-        "OPENAI_API_KEY.",
-    )
-    judge_model: str = option(
-        "",
-        "endpoint: the server's name of the model; policy: local directory of a model that judges instead of the "
-        "policy's own weights.",
-    )
-    judge_temperature: float = option(0.7, "endpoint, policy: sampling temperature of the judge; 0 is greedy.")
-    judge_tokens: int = option(4096, "endpoint, policy: tokens of one reply of the judge, its thoughts included.")
-    judge_context_tokens: int = option(
-        32768,
-        "endpoint, policy: tokens of a whole conversation with the judge; what it is shown is shortened to fit. The "
-        "policy's own weights take max_context_tokens at most.",
-    )
-    judge_tool_calls: int = option(8, "endpoint, policy: looks at the failed runs that the judge may take per proposal.")
-    judge_timeout: float = option(
-        120.0, "Seconds that a proposal may take (endpoint), or all proposals of a step together (policy)."
-    )
-    judge_concurrency: int = option(8, "Proposals of one rank that an endpoint or a judge_model works on at a time.")
-    judge_max_failures: float = option(
-        0.5, "Stop when more than this share of the judge's last 32 or so calls failed; 1 never stops."
-    )
+
+    credit: str = option("prover", "Credit method.", "prover_mini.credit.METHODS", section="credit and verification")
     credit_weight: float = option(1.0, "Lambda: weight of a verified segment's delta.")
     continuations: int = option(8, "K: continuations sampled from each of the two boundaries of a segment.")
     max_segment_turns: int = option(4, "Longest segment, in turns (the divergence judge proposes two at most).")
@@ -142,8 +105,40 @@ class Config:
         "budget_matched: run directory of a ProVer run whose continuation tokens are spent step by step; "
         "empty measures them by verifying and discarding.",
     )
-    # optimisation
-    steps: int = option(100, "Updates of the policy.")
+
+    judge: str = option(
+        "divergence",
+        "Who proposes the segment: two algorithms without a language model, the policy itself, or a model behind a server.",
+        "prover_mini.judge.JUDGES",
+        section="judge",
+    )
+    judge_url: str = option(
+        "",
+        "endpoint: address of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1; the key is read from "
+        "OPENAI_API_KEY.",
+    )
+    judge_model: str = option(
+        "",
+        "endpoint: the server's name of the model; policy: local directory of a model that judges instead of the "
+        "policy's own weights.",
+    )
+    judge_temperature: float = option(0.7, "endpoint, policy: sampling temperature of the judge; 0 is greedy.")
+    judge_tokens: int = option(4096, "endpoint, policy: tokens of one reply of the judge, its thoughts included.")
+    judge_context_tokens: int = option(
+        32768,
+        "endpoint, policy: tokens of a whole conversation with the judge; what it is shown is shortened to fit. The "
+        "policy's own weights take max_context_tokens at most.",
+    )
+    judge_tool_calls: int = option(8, "endpoint, policy: looks at the failed runs that the judge may take per proposal.")
+    judge_timeout: float = option(
+        120.0, "Seconds that a proposal may take (endpoint), or all proposals of a step together (policy)."
+    )
+    judge_concurrency: int = option(8, "Proposals of one rank that an endpoint or a judge_model works on at a time.")
+    judge_max_failures: float = option(
+        0.5, "Stop when more than this share of the judge's last 32 or so calls failed; 1 never stops."
+    )
+
+    steps: int = option(100, "Updates of the policy.", section="update")
     groups_per_step: int = option(16, "Tasks per step, over all ranks.")
     group_size: int = option(8, "G: trajectories per task.")
     minibatches: int = option(1, "Optimizer steps made from one step's trajectories; clipping acts only beyond 1.")
@@ -175,28 +170,43 @@ class Config:
     max_bad_steps: int = option(
         3, "Stop after this many steps in a row with a non-finite loss or gradient, or without a sound episode."
     )
-    # run
-    seed: int = option(0, "Every random draw of the run derives from it.")
+
+    eval_every: int = option(
+        20,
+        "Steps between evaluations on the test panel; the first and the last step always evaluate.",
+        section="evaluation",
+    )
+    eval_tasks: int = option(400, "Tasks of the test panel: the first of the split in a fixed order; 0 takes all.")
+    eval_temperature: float = option(1.0, "Sampling temperature of evaluations; 0 is greedy.")
+
+    seed: int = option(0, "Every random draw of the run derives from it.", section="run and what it writes")
+    run_dir: str = option("", "Where the run is written; empty takes the next free directory under runs/.")
+    resume: bool = option(False, "Continue the run in run_dir from its latest checkpoint.")
+    save_every: int = option(20, "Steps between checkpoints; the last step always saves.")
+    keep_checkpoints: int = option(2, "Newest checkpoints that are kept, besides the one after the best training steps.")
+    record_groups: int = option(
+        4, "Groups per step whose rollouts are recorded token by token, for the report; those with a segment first."
+    )
+    tracker: str = option(
+        "", "Also send the metrics to these, comma-separated, when installed: tensorboard, trackio, wandb."
+    )
+
+    device: str = option(
+        "",
+        "Torch device; empty takes the local rank's GPU where there is one, else the CPU.",
+        section="devices and ranks",
+    )
+    parallel: str = option(
+        "auto",
+        "How ranks share the training state: each holds all of it, or a shard (FSDP2); auto shards it when all of it "
+        "would fill a quarter of the device's memory.",
+        ("auto", "replicate", "shard"),
+    )
+    rank_timeout: int = option(1800, "Seconds that a rank waits for another one before it takes it for lost.")
     plan: bool = option(
         False, "Print memory per GPU, slots that fit and least times of a step on known cards; train nothing."
     )
     gpus: int = option(0, "GPUs that --plan plans for; 0 takes as many as torchrun started, or 8 without torchrun.")
-    run_dir: str = option("", "Where the run is written; empty takes the next free directory under runs/.")
-    resume: bool = option(False, "Continue the run in run_dir from its latest checkpoint.")
-    eval_every: int = option(
-        20, "Steps between evaluations on the test panel; the first and the last step always evaluate."
-    )
-    eval_tasks: int = option(400, "Tasks of the test panel: the first of the split in a fixed order; 0 takes all.")
-    eval_temperature: float = option(1.0, "Sampling temperature of evaluations; 0 is greedy.")
-    tracker: str = option(
-        "", "Also send the metrics to these, comma-separated, when installed: tensorboard, trackio, wandb."
-    )
-    record_groups: int = option(
-        4, "Groups per step whose rollouts are recorded token by token, for the report; those with a segment first."
-    )
-    save_every: int = option(20, "Steps between checkpoints; the last step always saves.")
-    keep_checkpoints: int = option(2, "Newest checkpoints that are kept, besides the one after the best training steps.")
-    rank_timeout: int = option(1800, "Seconds that a rank waits for another one before it takes it for lost.")
 
     @property
     def embedded(self) -> bool:
@@ -334,9 +344,11 @@ def parse(arguments: list[str] | None = None) -> tuple[Config, dict[str, Any]]:
         kind = {"type": parse_bool, "nargs": "?", "const": True} if types[f.name] is bool else {"type": types[f.name]}
         help = f"{f.metadata['help']}{choices} ({default})".replace("%", "%%")
         kind |= {"dest": f.name, "default": argparse.SUPPRESS, "metavar": "X"}
-        parser.add_argument(f"--{dashed(f.name)}", help=help, **kind)
+        if f.metadata["section"]:
+            section = parser.add_argument_group(f.metadata["section"])
+        section.add_argument(f"--{dashed(f.name)}", help=help, **kind)
         if "_" in f.name:
-            parser.add_argument(f"--{f.name}", help=argparse.SUPPRESS, **kind)
+            section.add_argument(f"--{f.name}", help=argparse.SUPPRESS, **kind)
     given = vars(parser.parse_args(arguments))
     config = dataclasses.replace(usual, **given)
     config.validate()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 
@@ -41,12 +42,18 @@ def test_presets_yield_to_the_command_line():
     assert parse(["--model", "some/model"])[0].max_turns == 30
 
 
-def test_help_names_every_field(capsys):
+def test_help_has_every_field_in_one_of_its_parts(capsys):
     with pytest.raises(SystemExit) as exit:
         parse(["--help"])
     assert exit.value.code == 0
-    shown = capsys.readouterr().out
-    assert all(f"--{dashed(f.name)}" in shown for f in dataclasses.fields(Config))
+    parts = re.split(r"^(\w[^\n]*):$", capsys.readouterr().out, flags=re.MULTILINE)
+    titles, texts = parts[1::2], parts[2::2]
+    sections = {t: re.findall(r"^  --(\S+) \[?X", text, re.MULTILINE) for t, text in zip(titles, texts)}
+    assert sections.pop("options") == []
+    listed = [name for names in sections.values() for name in names]
+    assert sorted(listed) == sorted(dashed(f.name) for f in dataclasses.fields(Config))
+    assert {"judge-url", "judge-tokens"} <= set(sections["judge"]) and "lr" in sections["update"]
+    assert len(sections) == 8 and all(len(names) >= 3 for names in sections.values())
 
 
 @pytest.mark.parametrize(
