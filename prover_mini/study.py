@@ -1,6 +1,7 @@
 """What a study says: methods over seeds at equal updates and at equal generated tokens, and alignments, as files.
 
-    table.md, results.json   success with 95 % t intervals over seeds; paired differences to `grpo`; what it cost
+    table.md, results.json   success with 95 % t intervals over seeds; paired differences to `grpo`, of the last
+                             evaluation and of the mean along the learning curve, which is less noisy; what it cost
     curves.svg               success on the test panel against generated tokens and against updates
 
 "Generated tokens" are all that the policy sampled in training: rollouts, extra rollouts and continuations. At equal
@@ -52,6 +53,15 @@ class Curve:
     def at(self, tokens: float) -> float:
         return float(np.interp(tokens, self.tokens, self.success))
 
+    def mean(self) -> float:
+        """Success averaged over the updates, between evaluations on straight lines."""
+        return average(self.steps, self.success)
+
+    def mean_until(self, tokens: float) -> float:
+        """The same over generated tokens, from none to `tokens`."""
+        inside = [n for n, spent in enumerate(self.tokens) if spent < tokens]
+        return average([*(self.tokens[n] for n in inside), tokens], [*(self.success[n] for n in inside), self.at(tokens)])
+
 
 def read(method: str, seed: int, path: Path) -> Curve:
     """From the run's own files. Raises UserError for a run of a version that did not write what is needed."""
@@ -68,6 +78,11 @@ def read(method: str, seed: int, path: Path) -> Curve:
 
 def generated(row: dict) -> int:
     return row["tokens/rollout"] + row["tokens/extra_rollout"] + row["tokens/continuation"]
+
+
+def average(x: list[float], y: list[float]) -> float:
+    """Mean height of the line through the points, by trapezoids; the only point's where there is one."""
+    return float(np.trapezoid(y, x) / (x[-1] - x[0])) if x[-1] > x[0] else y[-1]
 
 
 def interval(values: list[float]) -> tuple[float, float | None]:
@@ -95,13 +110,17 @@ def summarise(curves: list[Curve]) -> list[dict]:
             "success": interval([curve.success[-1] for curve in mine]),
             "success_at_tokens": interval([curve.at(common) for curve in mine]),
             "difference": None,
+            "difference_along": None,
             "difference_at_tokens": None,
+            "difference_along_tokens": None,
             "acceptance": sum(curve.totals["accepted"] for curve in mine) / verified if verified else None,
             "chance": sum((c.totals["chance"] or 0) * c.totals["verified"] for c in mine) / verified if verified else None,
         }
         if pairs and method != BASELINE:
             row["difference"] = interval([a.success[-1] - b.success[-1] for a, b in pairs])
+            row["difference_along"] = interval([a.mean() - b.mean() for a, b in pairs])
             row["difference_at_tokens"] = interval([a.at(common) - b.at(common) for a, b in pairs])
+            row["difference_along_tokens"] = interval([a.mean_until(common) - b.mean_until(common) for a, b in pairs])
         rows.append(row | {name: statistics.fmean(curve.totals[name] for curve in mine) for name in COSTS})
     return rows
 
@@ -116,8 +135,8 @@ def lines_of(rows: list[dict]) -> list[list[str]]:
         return f"{mean:{sign}.3f}" + ("" if half is None else f" ± {half:.3f}")
 
     head = [
-        "method", "seeds", "success at equal updates", "to grpo, paired", "success at equal tokens", "to grpo, paired",
-        "tokens", "judge calls", "judge tokens", "wall s", "CPU s", "acceptance / chance",
+        "method", "seeds", "success at equal updates", "to grpo, paired", "along the curve", "success at equal tokens",
+        "to grpo, paired", "along the curve", "tokens", "judge calls", "judge tokens", "wall s", "CPU s", "acceptance / chance",
     ]  # fmt: skip
     lines = [head]
     for row in rows:
@@ -125,9 +144,10 @@ def lines_of(rows: list[dict]) -> list[list[str]]:
         lines.append(
             [
                 row["method"], str(len(row["seeds"])), spread(row["success"]), spread(row["difference"], "+"),
-                spread(row["success_at_tokens"]), spread(row["difference_at_tokens"], "+"), f"{row['tokens']:,.0f}",
-                f"{row['judge_calls']:.0f}", f"{row['judge_tokens']:.0f}", f"{row['training_seconds'] + row['checking_seconds']:.0f}",
-                f"{row['cpu_seconds']:.0f}", accepted,
+                spread(row["difference_along"], "+"), spread(row["success_at_tokens"]),
+                spread(row["difference_at_tokens"], "+"), spread(row["difference_along_tokens"], "+"),
+                f"{row['tokens']:,.0f}", f"{row['judge_calls']:.0f}", f"{row['judge_tokens']:.0f}",
+                f"{row['training_seconds'] + row['checking_seconds']:.0f}", f"{row['cpu_seconds']:.0f}", accepted,
             ]
         )  # fmt: skip
     return lines
@@ -140,7 +160,8 @@ def report(out: Path, cells: dict[tuple[str, int], Path], command: str) -> None:
     start, half = interval([curve.success[0] for curve in curves])
     notes = [
         f"Success on the test panel, mean ± half a 95 % t interval over seeds, from {start:.3f}. Costs are means per run,"
-        f" without evaluations. Equal tokens: interpolated at {rows[0]['common_tokens']:,} generated tokens."
+        f" without evaluations. Equal tokens: interpolated at {rows[0]['common_tokens']:,} generated tokens. Along the curve:"
+        " the paired difference of success averaged over all of it, from the start to there."
     ]
     result = {"command": command, "git": git_state(), "rows": rows, "cells": [dataclasses.asdict(c) for c in curves]}
     write_text(out / "results.json", json.dumps(result, indent=1) + "\n")

@@ -68,6 +68,11 @@ def test_equal_tokens_are_interpolated_and_differences_are_paired():
     assert prover["success_at_tokens"][0] == pytest.approx((at[0] + at[1]) / 3)
     assert prover["difference"] == pytest.approx(interval([0.3, 0.2]))  # seed 7 has no partner
     assert prover["difference_at_tokens"] == pytest.approx(interval([at[0] - 0.4, at[1] - (0.2 + 0.4 * 100 / 120)]))
+    along = [(0.25 + 0.5) / 2 - 0.3, (0.3 + 0.6) / 2 - 0.4]  # 2 steps for prover, 1 for grpo
+    assert prover["difference_along"] == pytest.approx(interval(along))
+    until = [(50 * 0.25 + 50 * (0.3 + at[0]) / 2) / 100, (80 * 0.3 + 20 * (0.4 + at[1]) / 2) / 100]
+    other = [0.3, 0.2 + 0.4 * 50 / 120]
+    assert prover["difference_along_tokens"] == pytest.approx(interval([a - b for a, b in zip(until, other)]))
     assert (prover["acceptance"], prover["chance"]) == pytest.approx((18 / 40, 13 / 40))
     lines = lines_of([grpo, prover])
     assert [line[0] for line in lines] == ["method", "grpo", "prover"] and len({len(line) for line in lines}) == 1
