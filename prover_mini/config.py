@@ -47,7 +47,8 @@ class Config:
     topk: int = option(3, "SearchQA: passages returned by one search.")
     mix: str = option(
         "",
-        "SearchQA, embedded questions: shares per kind such as '1-hop:.2,2-hop:.5,3-hop:.3'; empty is the default mix.",
+        "SearchQA, embedded questions: shares of 1-hop, 2-hop, 3-hop, 4-hop and comparison, such as "
+        "'2-hop:.6,3-hop:.4'; empty is the default mix. Where a kind has too few questions, all kinds get fewer.",
     )
     admissible: bool = option(True, "WebShop, ALFWorld: observations end with the actions that are possible.")
     page_mode: str = option(

@@ -1,6 +1,8 @@
 """The embedded policy: what ships, its tokenizer on any text, the false worlds and fallible searcher it learned from,
 that its recipe repeats itself, and where it starts on real questions."""
 
+import hashlib
+import json
 import random
 from functools import cache
 
@@ -24,6 +26,7 @@ from scripts.tiny.demonstration import Demonstration
 from scripts.tiny.recipe import DENSE, HYBRID
 from scripts.tiny.searchqa import counterfactual as false_worlds
 from scripts.tiny.searchqa import demonstrations, vocabulary
+from scripts.tiny.searchqa import recipe as searchqa_recipe
 
 TINY = ASSETS / "searchqa"
 MARKERS = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<search>", "</answer>", "Paris", "Costa Rica", "\n", "."]
@@ -46,7 +49,7 @@ def encode(text: str, split: bool = False) -> list[int]:
 @cache
 def demos(noise: demonstrations.Noise, seed: int = 3) -> list[Demonstration]:
     names = {encode(name)[0] for name in vocabulary.names()}
-    mix = dict.fromkeys(world.KINDS[:3], 1 / 3)
+    mix = dict.fromkeys(["1-hop", "2-hop", "3-hop", "4-hop"], 1 / 4)
     false_world = false_worlds.counterfactual(seed)
     return list(demonstrations.demonstrate(false_world, tokenizer(), names, noise, mix, 60, seed))
 
@@ -137,10 +140,13 @@ def test_counterfactual_worlds_use_every_name_and_differ():
 FAULTLESS = demonstrations.Noise(skip=(0, 0), stray=0, retry=1, early=0, slip=0)
 
 
-def test_a_faultless_searcher_always_succeeds_by_the_shortest_way():
+def test_a_faultless_searcher_always_succeeds_by_the_shortest_way_within_the_preset_limits():
+    config, _ = parse(["--env", "searchqa"])
     for demo in demos(FAULTLESS):
         assert demo.success
-        assert tokenizer().decode(demo.ids).count("<search>") == int(demo.kind[0])
+        searches = tokenizer().decode(demo.ids).count("<search>")
+        assert searches == int(demo.kind[0]) and searches + 1 <= config.max_turns
+        assert len(demo.ids) <= config.max_context_tokens
 
 
 def test_mistakes_fail_and_the_searcher_says_only_what_it_has_read():
@@ -159,6 +165,14 @@ def test_what_the_searcher_says_are_whole_actions():
         turns = tokenizer().decode(said).split("<|im_end|>")
         assert turns.pop() == "" and turns[-1].startswith("<answer>") and turns[-1].endswith("</answer>")
         assert all(turn.startswith("<search>") and turn.endswith("</search>") for turn in turns[:-1])
+
+
+def test_demonstrations_are_those_on_record():
+    names = {encode(name)[0] for name in vocabulary.names()}
+    false_world, mix = false_worlds.counterfactual(0), world.parse_mix(searchqa_recipe.MIX)
+    played = demonstrations.demonstrate(false_world, tokenizer(), names, demonstrations.Noise(), mix, 100, 0)
+    text = json.dumps([demo.ids for demo in played])
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "3864ca52f1fc487c"  # when the shipped policy was made
 
 
 # recipe --------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The embedded world: facts known from elsewhere, unique answers, splits that share no entity, and a perfect searcher
 that answers everything through the environment's own retriever."""
 
+import hashlib
 import itertools
 import json
 import math
@@ -12,6 +13,20 @@ import pytest
 
 from envs.searchqa import SearchQA, embedded_retriever, embedded_tasks, world
 from prover_mini.errors import UserError
+
+# sha256 of questions(split, mix) as JSON, from before there were 4-hop questions
+PANELS = {
+    ("train", ""): "e3938f0e40970091",
+    ("dev", ""): "939b679f1b378c8c",
+    ("test", ""): "1f3cbdaa1180ee31",
+    ("train", "1-hop:.2,2-hop:.5,3-hop:.3"): "f98846c1646f9d96",
+    ("test", "1-hop:1"): "8c7aa1525db0a029",
+    ("train", "2-hop:1"): "eca28dedc68832ce",
+    ("test", "2-hop:1"): "279fdc15ec3508c0",
+    ("test", "3-hop:1"): "b890afab73ed496a",
+    ("test", "2-hop:.8,comparison:.2"): "402ad924fc80d94c",
+    ("train", "1-hop:.1,2-hop:.3,3-hop:.5,comparison:.1"): "4992212ad9860537",
+}
 
 
 @cache
@@ -37,6 +52,10 @@ def entities(questions: list[dict]) -> set[str]:
         ("What is the time zone of the capital of the country with the internet domain .pl?", "Europe/Warsaw"),
         ("What is the currency of the country in which Durban lies?", "Rand"),
         ("What is the capital of the only country that borders Portugal?", "Madrid"),
+        (
+            "What is the time zone of the capital of the only country that borders the country in which Porto lies?",
+            "Europe/Madrid",
+        ),
     ],
 )
 def test_facts_known_from_elsewhere(question, answer):
@@ -81,15 +100,28 @@ def test_every_ideal_query_finds_its_passage_among_the_best_three(split):
         assert any(found in passage for passage in embedded_retriever().search(query, 3)), query
 
 
-def test_a_perfect_searcher_answers_the_test_panel_in_the_environment():
-    suite = SearchQA(embedded_tasks(""), embedded_retriever())
-    plans = {q["id"]: q["plan"] for q in world.questions("test")}
-    for task in suite.tasks("test"):
+@pytest.mark.parametrize("split, mix", [("test", ""), *((split, "4-hop:1") for split in world.SHARES)])
+def test_a_perfect_searcher_answers_the_panel_in_the_environment(split, mix):
+    suite = SearchQA(embedded_tasks(mix), embedded_retriever())
+    plans = {q["id"]: q["plan"] for q in world.questions(split, mix)}
+    for task in suite.tasks(split):
         env = suite.make_env()
         env.reset(task)
         for query, found in plans[task.id]:
             assert found in env.step(f"<search>{query}</search>").observation
         assert env.step(f"<answer>{found}</answer>").reward == 1
+
+
+@pytest.mark.parametrize("split, count", [("train", 64), ("dev", 22), ("test", 26)])
+def test_four_hops_lead_to_the_capital_of_the_only_neighbour(split, count):
+    raw = world.facts()
+    deepest = [q for q in everything(split) if q["kind"] == "4-hop"]
+    assert len(deepest) == count
+    for q in deepest:
+        described, neighbour, capital, answer = (found for _, found in q["plan"])
+        assert raw["borders"][described] == [neighbour] and raw["capital"][neighbour] == capital
+        assert answer in (raw["time zone"][capital], world.number(raw["population"][capital]))
+        assert not re.search(rf"\b({described}|{neighbour}|{capital}|{re.escape(answer)})\b", q["question"])
 
 
 def test_splits_share_no_country_and_no_city():
@@ -112,9 +144,34 @@ def test_default_panels_have_the_promised_sizes_and_shares():
     assert json.loads(json.dumps(world.questions("test")[0]))["question"]
 
 
+@pytest.mark.parametrize("split, mix", PANELS)
+def test_panels_are_those_on_record(split, mix):
+    text = json.dumps(world.questions(split, mix))
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == PANELS[split, mix]
+
+
+@pytest.mark.parametrize("split", list(world.SHARES))
+@pytest.mark.parametrize("mix", ["4-hop:1", "comparison:1", "2-hop:.25,3-hop:.25,4-hop:.5", "1-hop:.8,4-hop:.2"])
+def test_a_scarce_kind_makes_the_panel_smaller_and_keeps_the_shares(split, mix):
+    have, chosen = (Counter(q["kind"] for q in qs) for qs in (everything(split), world.questions(split, mix)))
+    shares = world.parse_mix(mix)
+    scarcest = min(shares, key=lambda kind: have[kind] / shares[kind])
+    assert chosen[scarcest] == have[scarcest] and chosen.total() < world.QUESTIONS[split]
+    assert set(chosen) == set(shares)
+    assert all(abs(chosen[kind] - share * chosen.total()) <= 0.5 for kind, share in shares.items())
+
+
+@pytest.mark.parametrize("have", [{"1-hop": 500, "4-hop": 0}, {"1-hop": 500, "4-hop": 3}])
+def test_a_panel_of_almost_nothing_is_refused(have, monkeypatch):
+    items = [{"question": f"{kind} {i}?", "kind": kind} for kind, count in have.items() for i in range(count)]
+    monkeypatch.setattr(world.World, "all_questions", lambda *_: items)
+    with pytest.raises(UserError, match=f"500 1-hop, {have['4-hop']} 4-hop"):
+        world.questions.__wrapped__("test", "1-hop:.5,4-hop:.5")
+
+
 def test_a_mix_chooses_kinds_and_a_wrong_one_is_refused():
     assert {q["kind"] for q in world.questions("test", "2-hop:.8,comparison:.2")} == {"2-hop", "comparison"}
-    for mix in ("2-hop", "4-hop:1", "2-hop:.5,3-hop:.4", "2-hop:x", "2-hop:nan", "comparison:1"):
+    for mix in ("2-hop", "5-hop:1", "2-hop:.5,3-hop:.4", "2-hop:x", "2-hop:nan", "2-hop:2,3-hop:-1"):
         with pytest.raises(UserError, match="mix"):
             world.questions("test", mix)
     with pytest.raises(UserError, match="split"):

@@ -6,6 +6,7 @@ and can be one hop of a question:
     1-hop       What is the area of France in square kilometres?
     2-hop       What is the capital of the country in which Lyon lies?
     3-hop       What is the population of the capital of the country with the internet domain .fr?
+    4-hop       What is the time zone of the capital of the only country that borders the country in which Porto lies?
     comparison  Which country has the larger population, France or Chad?
 
 A question carries the queries of a perfect searcher and what each of them finds. Values that many subjects share
@@ -29,8 +30,9 @@ from prover_mini.seeds import derive
 
 FACTS = Path(__file__).parent / "data" / "facts.json"
 SHARES = {"train": 0.60, "dev": 0.15, "test": 0.25}
-QUESTIONS = {"train": 3000, "dev": 400, "test": 400}
-KINDS = ("1-hop", "2-hop", "3-hop", "comparison")
+QUESTIONS = {"train": 3000, "dev": 400, "test": 400}  # of a mix whose kinds have that many
+FEWEST = 8  # a panel of less says nothing
+KINDS = ("1-hop", "2-hop", "3-hop", "4-hop", "comparison")
 DEFAULT_MIX = "1-hop:.15,2-hop:.5,3-hop:.35"
 MAX_BORDERS = 4  # names in one passage
 LARGER = 1.5  # the least ratio of two populations that are compared
@@ -147,7 +149,10 @@ class World:
             yield from self._ask(topic, OF_A_COUNTRY)
             yield from self._ask(self._capital_of(topic), OF_A_CAPITAL)
             if topic.name in self.tables["only border"]:
-                yield from self._ask(self._neighbour_of(topic), OF_A_COUNTRY)
+                neighbour = self._neighbour_of(topic)
+                yield from self._ask(neighbour, OF_A_COUNTRY)
+                if topic.hops:  # else it would take three hops, and change which 3-hop questions are chosen
+                    yield from self._ask(self._capital_of(neighbour), OF_A_CAPITAL)
         yield from self._comparisons(sorted(countries))
 
     def _ask(self, topic: Topic, relations: tuple[str, ...]) -> Iterator[dict]:
@@ -270,7 +275,8 @@ def questions(split: str, mix: str = "") -> list[dict]:
     """The questions of a split, sorted by id: {"id", "question", "golden_answers", "kind", "plan"}.
 
     Of every kind in the mix as many as its share says, chosen and ordered by a hash, so that the same mix always
-    gives the same panel. Raises UserError where the split has too few.
+    gives the same panel: QUESTIONS[split] in all, or fewer in the same shares where a kind has too few. Raises
+    UserError where that is less than FEWEST.
     """
     shares = parse_mix(mix or DEFAULT_MIX)
     if split not in SHARES:
@@ -278,12 +284,20 @@ def questions(split: str, mix: str = "") -> list[dict]:
     pools = defaultdict(list)
     for item in real_world().all_questions({c for c, name in country_split().items() if name == split}):
         pools[item["kind"]].append(item)
+    counts = counts_of(shares, {kind: len(pools[kind]) for kind in shares}, QUESTIONS[split])
+    if sum(counts.values()) < FEWEST:
+        have = ", ".join(f"{len(pools[kind])} {kind}" for kind, share in shares.items() if share)
+        raise UserError(f"--mix {mix!r}: {split} has too few questions ({have}); lower the share of the scarce kind")
     chosen = []
-    for kind, share in shares.items():
-        wanted = round(share * QUESTIONS[split])
-        if len(pools[kind]) < wanted:
-            have = f"{split} has {len(pools[kind])} {kind} questions, not {wanted}"
-            raise UserError(f"--mix {mix!r}: {have}; lower its share")
-        ranked = sorted(pools[kind], key=lambda item: derive("panel", item["question"]))[:wanted]
+    for kind, count in counts.items():
+        ranked = sorted(pools[kind], key=lambda item: derive("panel", item["question"]))[:count]
         chosen += [{"id": f"{split}-{kind}-{i:04d}", **item} for i, item in enumerate(ranked)]
     return sorted(chosen, key=lambda item: item["id"])
+
+
+def counts_of(shares: dict[str, float], have: dict[str, int], most: int) -> dict[str, int]:
+    """kind -> how many of the `have` questions to take: `most` in all, or else all of the scarcest kind."""
+    size = float(most)
+    if any(round(share * most) > have[kind] for kind, share in shares.items()):
+        size = min(have[kind] / share for kind, share in shares.items() if share)
+    return {kind: round(share * size) for kind, share in shares.items()}
