@@ -1,8 +1,8 @@
 """Measures the README's cheap figures again: `python -m benchmarks.readme [--train]`, about two minutes on one core.
 
-A check runs a command, finds its figures in what that prints, finds the README's, and compares them within the noise that
-is stated: a factor either way, 1 for figures that must be equal. `--train` trains on SearchQA, seed 0, as well (two
-ranks, minutes). Exit code 1 if a figure is outside.
+A check runs a command, finds its figures in what that prints, finds the README's, and compares them within the noise
+that is stated: a factor either way, 1 for figures that must be equal. `--train` trains on SearchQA, seed 0, as well
+(two ranks, minutes). Exit code 1 if a figure is outside.
 """
 
 from __future__ import annotations
@@ -31,47 +31,63 @@ class Check:
     factor: float
 
 
-SIZE = "python -c \"from safetensors import safe_open as o; f = o('prover_mini/assets/{}/model.safetensors', 'pt'); print({})\""
-COUNT = "sum(f.get_tensor(k).numel() for k in f.keys()) / 1e6"
-PASSAGES = "python -c \"from envs.searchqa import world; print(len(world.passages()))\""
+PASSAGES = 'python -c "from envs.searchqa import world; print(len(world.passages()))"'
+PARAMETERS = (
+    "python -c \"from safetensors import safe_open; f = safe_open('prover_mini/assets/{}/model.safetensors', 'pt'); "
+    'print(sum(f.get_tensor(k).numel() for k in f.keys()) / 1e6)"'
+)
+EXACTNESS = "python -m pytest -q -s tests/test_exactness.py"
+FORKS = "python -m benchmarks.verify_cost"
+ALFWORLD = "python -m benchmarks.alfworld_speed"
 CHECKS = [
     Check("passages", PASSAGES, r"searching ([\d,]+)\s+passages", r"(\d+)", 1),
     Check(
-        "parameters, searchqa, M", SIZE.format("searchqa", COUNT), r"hybrid of ([\d.]+) M parameters", r"([\d.]+)", 1.02
+        "parameters, searchqa, M", PARAMETERS.format("searchqa"),
+        r"hybrid of ([\d.]+) M parameters", r"([\d.]+)", 1.02,
     ),
-    Check("parameters, alfworld, M", SIZE.format("alfworld", COUNT), r"Qwen3 of ([\d.]+) M\. WebShop", r"([\d.]+)", 1.02),
-    Check("parameters, webshop, M", SIZE.format("webshop", COUNT), r"Qwen3 of ([\d.]+) M; success", r"([\d.]+)", 1.02),
     Check(
-        "log-probs, three architectures", "python -m pytest -q -s tests/test_exactness.py",
+        "parameters, alfworld, M", PARAMETERS.format("alfworld"),
+        r"Qwen3 of ([\d.]+) M\. WebShop", r"([\d.]+)", 1.02,
+    ),
+    Check(
+        "parameters, webshop, M", PARAMETERS.format("webshop"),
+        r"Qwen3 of ([\d.]+) M; success", r"([\d.]+)", 1.02,
+    ),
+    Check(
+        "log-probs, three architectures", EXACTNESS,
         r"largest difference \| ([\d.e-]+) \(", r"(?:hybrid|qwen3|qwen2) .* difference ([\d.e-]+) over", 3,
     ),
     Check(
-        "log-probs, embedded policy", "python -m pytest -q -s tests/test_exactness.py",
+        "log-probs, embedded policy", EXACTNESS,
         r"below ([\d.e-]+) \(embedded", r"tiny .* difference ([\d.e-]+) over", 10,
     ),
     Check(
-        "tokens, forks against generate", "python -m benchmarks.verify_cost",
-        r"([\d.]+) times fewer tokens, [\d.]+ times less CPU time \| `python -m b", r"\(b\) .* ([\d.]+)x +[\d.]+x", 1.05,
+        "tokens, forks against generate", FORKS,
+        r"([\d.]+) times fewer tokens, [\d.]+ times less CPU time \| `python -m b",
+        r"\(b\) .* ([\d.]+)x +[\d.]+x", 1.05,
     ),
     Check(
-        "time, forks against generate", "python -m benchmarks.verify_cost",
-        r"times fewer tokens, ([\d.]+) times less CPU time \| `python -m b", r"\(b\) .* [\d.]+x +([\d.]+)x", 1.6,
+        "time, forks against generate", FORKS,
+        r"times fewer tokens, ([\d.]+) times less CPU time \| `python -m b",
+        r"\(b\) .* [\d.]+x +([\d.]+)x", 1.6,
     ),
     Check(
-        "tokens, forks against no reuse", "python -m benchmarks.verify_cost",
-        r"([\d.]+) times fewer tokens, [\d.]+ times less CPU time \| the same", r"\(a\) .* ([\d.]+)x +[\d.]+x", 1.05,
+        "tokens, forks against no reuse", FORKS,
+        r"([\d.]+) times fewer tokens, [\d.]+ times less CPU time \| the same",
+        r"\(a\) .* ([\d.]+)x +[\d.]+x", 1.05,
     ),
     Check(
-        "rollout tokens per CPU second", "python -m benchmarks.verify_cost",
+        "rollout tokens per CPU second", FORKS,
         r"engine against `generate` \| ([\d.]+) times", r"rollout.* ([\d.]+)x", 1.6,
     ),
     Check(
-        "ALFWorld steps against the original's", "python -m benchmarks.alfworld_speed",
+        "ALFWorld steps against the original's", ALFWORLD,
         r"ALFWorld engine's steps .* \| ([\d,]+) times", r"step +[\d.]+ us +(\d+) times", 2.5,
     ),
     Check(
-        "ALFWorld snapshot and restore, us", "python -m benchmarks.alfworld_speed",
-        r"snapshot and restore ([\d.]+) µs \| `python -m benchmarks\.alfworld", r"snapshot \+ restore +([\d.]+) us", 2.5,
+        "ALFWorld snapshot and restore, us", ALFWORLD,
+        r"snapshot and restore ([\d.]+) µs \| `python -m benchmarks\.alfworld",
+        r"snapshot \+ restore +([\d.]+) us", 2.5,
     ),
     Check(
         "ALFWorld recordings in the repository", "python -m tests.replay alfworld tests/data/alfworld",
@@ -79,9 +95,12 @@ CHECKS = [
     ),
 ]  # fmt: skip
 TRAINED = [
-    Check(f"SearchQA, seed 0, {when}", "train", rf"`searchqa` \| 0 \| {stated}", rf"success {when} .*?(0\.\d+)  95", 1.1)
+    Check(
+        f"SearchQA, seed 0, {when}", "train",
+        rf"`searchqa` \| 0 \| {stated}", rf"success {when} .*?(0\.\d+)  95", 1.1,
+    )
     for when, stated in (("before", r"(\.\d+)"), ("after", r"\.\d+ [^|]*\| (\.\d+)"))
-]
+]  # fmt: skip
 
 
 def number(text: str) -> float:
