@@ -159,7 +159,8 @@ def recorded_budgets(config: Config) -> dict[int, int]:
     path = Path(config.budget_run) / "metrics.jsonl"
     budgets = {row["step"]: row["tokens/continuation"] for row in read_metrics(path) if "tokens/continuation" in row}
     if missing := set(range(1, config.steps + 1)) - set(budgets):
-        raise UserError(f"--budget-run {config.budget_run}: its metrics.jsonl has no continuation tokens of step {min(missing)}")
+        lacks = f"its metrics.jsonl has no continuation tokens of step {min(missing)}"
+        raise UserError(f"--budget-run {config.budget_run}: {lacks}")
     return budgets
 
 

@@ -64,7 +64,7 @@ def step_bytes(engine: Engine, rows: list[int]) -> int:
 
 
 def graphs_differ(engine: Engine, prompts: list[list[int]]) -> float:
-    """Largest difference of a hidden state between three steps from graphs and the same without, relative to its scale."""
+    """Largest difference of a hidden state between three steps from graphs and the same without, in its scale."""
     rows = list(range(min(5, engine.slots)))[::-1]
     results = []
     for graphs in (True, False):

@@ -3,8 +3,8 @@
     python -m benchmarks.sequential [--batches 30] [flags of train.py]
 
 At the starting policy: batches as training steps draw them, the judge's segments, verified with K from each side at
-once, in rounds with several tolerances (the first of the same continuations), and with K others. How often rounds decide
-as K did is to be read beside how often K others do: that is the noise of the decision itself.
+once, in rounds with several tolerances (the first of the same continuations), and with K others. How often rounds
+decide as K did is to be read beside how often K others do: that is the noise of the decision itself.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def main() -> None:
     args, flags = parser.parse_known_args()
     config, _ = parse(flags)
     suite = load_suite(config.env, config)
-    model, tokenizer = load_policy(policy_path(config), config.dtype, distributed.start(config.device, config.rank_timeout))
+    device = distributed.start(config.device, config.rank_timeout)
+    model, tokenizer = load_policy(policy_path(config), config.dtype, device)
     engine = Engine(model, config.slots, config.max_context_tokens)
     player = Player(engine, Chat(tokenizer, suite.instructions, config.max_observation_tokens), suite, config)
     judge = JUDGES[config.judge](config, player)
@@ -60,16 +61,18 @@ def main() -> None:
         verdicts["K others"] += [replace(v, pre=v.pre[k:], post=v.post[k:]) for v in more]
 
     whole = verdicts["K at once"]
-    print(f"{config.env}, {config.model}, judge {config.judge}, K = {k}: {len(whole)} segments in {args.batches} batches")
-    print(f"{'verification':14}{'tokens':>9}{'saved':>8}{'of rollouts':>13}{'decides as K':>14}{'accepted':>10}{'chance':>8}", end="")
-    print(f"{'mean credit':>13}{'shrunk':>8}")
+    segments = f"{len(whole)} segments in {args.batches} batches"
+    print(f"{config.env}, {config.model}, judge {config.judge}, K = {k}: {segments}")
+    print(f"{'verification':14}{'tokens':>9}{'saved':>8}{'of rollouts':>13}{'decides as K':>14}", end="")
+    print(f"{'accepted':>10}{'chance':>8}{'mean credit':>13}{'shrunk':>8}")
     for name, mine in verdicts.items():
         same = sum(a.accepted == b.accepted for a, b in zip(mine, whole, strict=True)) / len(whole)
         accepted = [v for v in mine if v.accepted]
         spent = tokens.get(name, tokens["K at once"])
         chance = sum(null_rate(v, designs.get(name, config)) for v in mine) / len(mine)
         credit, shrunk = (sum(shrunk_delta(v, s) for v in accepted) / len(mine) for s in (0.0, 1.0))
-        print(f"{name:14}{spent:9,}{1 - spent / tokens['K at once']:8.1%}{spent / rollout_tokens:13.1%}{same:14.3f}", end="")
+        saved = 1 - spent / tokens["K at once"]
+        print(f"{name:14}{spent:9,}{saved:8.1%}{spent / rollout_tokens:13.1%}{same:14.3f}", end="")
         print(f"{len(accepted) / len(mine):10.3f}{chance:8.3f}{credit:13.3f}{shrunk:8.3f}")
 
 

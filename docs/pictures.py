@@ -1,7 +1,7 @@
 """Pictures of a run's report, for the README: python -m docs.pictures runs/NAME
 
-Needs Chromium, and pngquant for files of a third of the size. The group that is shown is the accepted segment with the largest delta, of equals the earliest, among
-those whose tokens were recorded.
+Needs Chromium, and pngquant for files of a third of the size. The group that is shown is the accepted segment with the
+largest delta, of equals the earliest, among those whose tokens were recorded.
 """
 
 from __future__ import annotations

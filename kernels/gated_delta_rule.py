@@ -15,7 +15,7 @@ computed beside it, so the layer is one launch. Chunks of tokens go to torch (ke
 
 Bytes moved per row and layer: 2 * 4 H K V for S, which is 2 MiB for Qwen3.5-2B (H 16, K = V = 128) and 4 MiB for 4B
 (H 32); the convolution's window adds 2 * 2 (W - 1) C, 4 %. With 128 rows and 18 layers that is 4.8 GB, 1.1 ms at
-4.3 TB/s, as much as reading all weights of 2B; torch operations with gathered rows move S about nine times instead of two.
+4.3 TB/s, as much as reading all weights of 2B; torch operations with gathered rows move S about nine times, not two.
 Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks", ICLR 2025, equations 10 and 12.
 
 Shapes: B rows, T tokens, S slots, H value heads, J key heads (a divisor of H), K key size, V value size,
@@ -73,7 +73,8 @@ def _convolve(x_C, window_WC, conv_CW, c, inside, C: tl.constexpr, W: tl.constex
 
 @triton.jit
 def _gated_delta_kernel(
-    qkv_BC, z_BHV, b_BH, a_BH, conv_C1W, a_log_H, dt_bias_H, norm_V, conv_SWC, recurrent_SHKV, rows_B, counts_B, out_BHV,
+    qkv_BC, z_BHV, b_BH, a_BH, conv_C1W, a_log_H, dt_bias_H, norm_V,
+    conv_SWC, recurrent_SHKV, rows_B, counts_B, out_BHV,
     EPS: tl.constexpr, J: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, W: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip

@@ -115,7 +115,9 @@ def continuations(player: Player, places: list[Place], numbers: range) -> tuple[
 @contextmanager
 def shared(rows: list[Any]) -> Iterator[list[Any]]:
     """The rows of trajectories (update.py) that this rank works on: its own, but for those that even out the tokens.
-    All ranks call it together. At the end, the `old_logprob` that another rank has put into a row is in this rank's too."""
+
+    All ranks call it together. At the end, an `old_logprob` that another rank has put into a row is here too.
+    """
     loads = distributed.gather([Load(1, len(row.ids), 0) for row in rows])
     moves = transfers(loads, 0)
     if not moves:

@@ -59,7 +59,8 @@ def save(
     except (OSError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise SharedError(
-            f"{final}: the checkpoint cannot be written ({error}); make room, and go on with --run-dir {run_dir} --resume"
+            f"{final}: the checkpoint cannot be written ({error}); make room, and go on with "
+            f"--run-dir {run_dir} --resume"
         ) from None
 
 

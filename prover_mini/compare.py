@@ -81,7 +81,8 @@ def main() -> int:
     """Runs the command line; 2 with one line on stderr for input that cannot be used, 1 when a cell has failed."""
     try:
         args, common = arguments()
-        methods = named(args.methods or ["prover", "random", "judge_reward"] if args.alignment else args.methods or METHODS)
+        usual = ["prover", "random", "judge_reward"] if args.alignment else METHODS
+        methods = named(args.methods or usual)
         return align(args, common, methods) if args.alignment else compare(args, common, methods)
     except (UserError, OSError, FloatingPointError) as error:
         print(f"compare: {error}", file=sys.stderr, flush=True)
@@ -105,8 +106,9 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--jobs", type=int, default=1, help="Cells that run side by side; 0 only reports. (default: 1)")
     parser.add_argument("--ranks", type=int, default=1, help="Processes of each cell, by torchrun. (default: 1)")
     parser.add_argument(
-        "--train", metavar="FILE", help="A script of yours that adds judges, methods or environments and calls train.main."
-    )
+        "--train", metavar="FILE",
+        help="A script of yours that adds judges, methods or environments and calls train.main.",
+    )  # fmt: skip
     parser.add_argument("--out", help="The study's directory. (default: runs/compare-ENV or runs/alignment-ENV)")
     parser.add_argument("--dry-run", action="store_true", help="Print what would run, and write nothing.")
     parser.add_argument("--alignment", action="store_true", help="Compare gradients at a fixed policy instead of runs.")
@@ -155,7 +157,8 @@ def named(methods) -> dict[str, list[str]]:
         if not name or not name.replace("_", "").replace("-", "").replace(".", "").isalnum() or name.startswith("."):
             raise UserError(f"--methods {text!r}: a method's name is letters, digits, '_', '-' and '.'")
         if not colon and name not in METHODS:
-            raise UserError(f"--methods {name}: choose from {', '.join(METHODS)}, or give flags as '{name}:--flag value'")
+            known = ", ".join(METHODS)
+            raise UserError(f"--methods {name}: choose from {known}, or give flags as '{name}:--flag value'")
         if name in out:
             raise UserError(f"--methods: {name} comes twice")
         try:
@@ -187,7 +190,8 @@ def compare(args: argparse.Namespace, common: list[str], methods: dict[str, list
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"{out}: another comparison, or a cell that one has left behind, is still running") from None
+            running = "another comparison, or a cell that one has left behind, is still running"
+            raise UserError(f"{out}: {running}") from None
         todo = [cell for cell in cells if states[cell.key] != "finished"] if args.jobs else []
         print(f"{out}: {len(cells)} cells, {len(cells) - len(todo)} finished" if args.jobs else f"{out}: report only")
         failed = Runner(out, args, lock.fileno(), states).run(todo) if todo else 0
@@ -225,7 +229,8 @@ def state(cell: Cell) -> str:
         was, now = getattr(saved, f.name), getattr(wanted, f.name)
         longer = f.name == "steps" and was > now
         if longer or was != now and f.name not in EXTENDABLE and f.name not in ("run_dir", "resume", "budget_run"):
-            raise UserError(f"{cell.path}: was run with --{dashed(f.name)} {was}, not {now}; name another study with --out")
+            flag = f"--{dashed(f.name)}"
+            raise UserError(f"{cell.path}: was run with {flag} {was}, not {now}; name another study with --out")
     rows, latest, last = read_metrics(cell.path / "metrics.jsonl"), cell.path / "latest", step_name(wanted.steps)
     whole = rows and rows[-1]["step"] >= wanted.steps and (cell.path / "eval" / f"{last}.json").exists()
     return "finished" if whole and latest.exists() and latest.read_text(errors="replace").strip() == last else "broken"

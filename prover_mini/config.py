@@ -64,8 +64,8 @@ class Config:
 
     model: str = option(
         "tiny",
-        "'tiny' is the environment's embedded policy, 'tiny-rare' ALFWorld's second one, which rarely takes the pivotal "
-        "step; otherwise a local directory or a hub id.",
+        "'tiny' is the environment's embedded policy, 'tiny-rare' ALFWorld's second one, which rarely takes the "
+        "pivotal step; otherwise a local directory or a hub id.",
         section="policy and rollouts",
     )
     dtype: str = option(
@@ -87,8 +87,8 @@ class Config:
     judge_bonus: float = option(0.5, "judge_reward: a proposed segment earns credit_weight times this, unverified.")
     sequential: float = option(
         0.0,
-        "Sample a segment's continuations in rounds, 2 + 2 first, and stop once the chance that all K would show another "
-        "sign is at most this (0.1 to 0.2 are sensible); 0 samples all at once.",
+        "Sample a segment's continuations in rounds, 2 + 2 first, and stop once the chance that all K would show "
+        "another sign is at most this (0.1 to 0.2 are sensible); 0 samples all at once.",
     )
     shrinkage: float = option(
         0.0, "Shrink delta towards 0 by this many times its variance over delta (1 is the James-Stein form); 0 is off."
@@ -109,7 +109,8 @@ class Config:
 
     judge: str = option(
         "divergence",
-        "Who proposes the segment: two algorithms without a language model, the policy itself, or a model behind a server.",
+        "Who proposes the segment: two algorithms without a language model, the policy itself, or a model behind a "
+        "server.",
         "prover_mini.judge.JUDGES",
         section="judge",
     )
@@ -130,7 +131,9 @@ class Config:
         "endpoint, policy: tokens of a whole conversation with the judge; what it is shown is shortened to fit. The "
         "policy's own weights take max_context_tokens at most.",
     )
-    judge_tool_calls: int = option(8, "endpoint, policy: looks at the failed runs that the judge may take per proposal.")
+    judge_tool_calls: int = option(
+        8, "endpoint, policy: looks at the failed runs that the judge may take per proposal."
+    )
     judge_timeout: float = option(
         120.0, "Seconds that a proposal may take (endpoint), or all proposals of a step together (policy)."
     )
@@ -184,7 +187,9 @@ class Config:
     run_dir: str = option("", "Where the run is written; empty takes the next free directory under runs/.")
     resume: bool = option(False, "Continue the run in run_dir from its latest checkpoint.")
     save_every: int = option(20, "Steps between checkpoints; the last step always saves.")
-    keep_checkpoints: int = option(2, "Newest checkpoints that are kept, besides the one after the best training steps.")
+    keep_checkpoints: int = option(
+        2, "Newest checkpoints that are kept, besides the one after the best training steps."
+    )
     record_groups: int = option(
         4, "Groups per step whose rollouts are recorded token by token, for the report; those with a segment first."
     )
@@ -239,7 +244,9 @@ class Config:
         if self.budget_run and not self.budget_matched:
             raise UserError(f"--budget-run {self.budget_run}: says how much --budget-matched spends; add that")
         if self.judge == "endpoint" and not (self.judge_url and self.judge_model):
-            raise UserError("--judge endpoint needs --judge-url and --judge-model: which server, and which of its models")
+            raise UserError(
+                "--judge endpoint needs --judge-url and --judge-model: which server, and which of its models"
+            )
         if self.judge_url and self.judge != "endpoint":
             raise UserError(f"--judge-url {self.judge_url}: is asked by --judge endpoint only; add that")
         if self.judge_model and self.judge not in ("endpoint", "policy"):
@@ -262,13 +269,13 @@ class Config:
 MINIMA = {
     "group_size": 2, "continuations": 1, "groups_per_step": 1, "steps": 1, "max_turns": 1, "max_turn_tokens": 1,
     "max_observation_tokens": 1, "max_segment_turns": 1, "max_successes": 1, "minibatches": 1, "micro_batch": 1,
-    "slots": 1, "topk": 1, "eval_every": 1, "save_every": 1, "keep_checkpoints": 1, "max_bad_steps": 1, "rank_timeout": 1, "env_timeout": 1, "gpus": 0,
+    "slots": 1, "topk": 1, "eval_every": 1, "save_every": 1, "keep_checkpoints": 1, "max_bad_steps": 1,
+    "rank_timeout": 1, "env_timeout": 1, "gpus": 0,
     "credit_weight": 0, "kl_coef": 0, "lr": 0, "eval_temperature": 0, "eval_tasks": 0, "state_cache_mb": 0,
     "max_context_tokens": 1, "warmup_steps": 0, "adam_beta2": 0, "weight_decay": 0, "clip_low": 0, "clip_high": 0,
     "judge_temperature": 0, "judge_tokens": 1, "judge_context_tokens": 1, "judge_tool_calls": 0, "judge_timeout": 0.01,
-    "judge_concurrency": 1, "judge_max_failures": 0,
-    "record_groups": 0, "dual_clip": 0, "importance_cap": 0, "invalid_penalty": 0, "temperature": 0.01, "max_grad_norm": 1e-6,
-    "sequential": 0, "shrinkage": 0,
+    "judge_concurrency": 1, "judge_max_failures": 0, "record_groups": 0, "dual_clip": 0, "importance_cap": 0,
+    "invalid_penalty": 0, "temperature": 0.01, "max_grad_norm": 1e-6, "sequential": 0, "shrinkage": 0,
 }  # fmt: skip
 
 EMBEDDED = {("searchqa", "tiny"), ("alfworld", "tiny"), ("alfworld", "tiny-rare"), ("webshop", "tiny")}
@@ -332,8 +339,8 @@ def parse(arguments: list[str] | None = None) -> tuple[Config, dict[str, Any]]:
     arguments = sys.argv[1:] if arguments is None else arguments
     usual = preset(arguments)
     parser = Parser(
-        description="Train an LLM agent with GRPO and ProVer. Underscores do as well as hyphens. The defaults are those of "
-        f"--env {usual.env} --model {usual.model}; with another environment or model, --help shows theirs.",
+        description="Train an LLM agent with GRPO and ProVer. Underscores do as well as hyphens. The defaults are "
+        f"those of --env {usual.env} --model {usual.model}; with another environment or model, --help shows theirs.",
         usage="%(prog)s [--field VALUE ...]",
         allow_abbrev=False,
     )

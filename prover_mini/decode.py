@@ -7,7 +7,7 @@ kernels do not read. Lengths, slots and tokens are values in one small tensor, n
 serves every step, and the K/V needs no pages and no buckets.
 
 A graph holds addresses. Slots never move; weights do not when an optimizer writes them in place, but do when a sharded
-model gathers them anew: their addresses are compared at every step, and where one has changed the graphs are made again.
+model gathers them anew: their addresses are compared at every step, and graphs are made again where one has changed.
 """
 
 from __future__ import annotations

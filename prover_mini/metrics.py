@@ -70,8 +70,9 @@ def step_sums(
 def step_metrics(step: int, sums: Counter, update: dict[str, float], times: dict[str, float]) -> dict:
     """The metrics line of one step from this rank's counts, equal on every rank.
 
-    The time of a phase is the slowest rank's; waiting for it is part of the next phase that ranks share. CPU seconds are
-    those of all ranks, without evaluations. Ratios of counts that may be 0 are 0 then. Evaluation fields are filled by the caller where there was one.
+    The time of a phase is the slowest rank's; waiting for it is part of the next phase that ranks share. CPU seconds
+    are those of all ranks, without evaluations. Ratios of counts that may be 0 are 0 then. Evaluation fields are filled
+    by the caller where there was one.
     """
     s: Counter = Counter()
     for part in distributed.gather(sums):

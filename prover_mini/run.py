@@ -152,7 +152,8 @@ def verdict_line(trajectories: list[dict]) -> str:
         return ""
     best = max(verified, key=lambda t: t["segment"]["delta"])
     s = best["segment"]
-    turns = f"turn {s['first_turn']}" if s["first_turn"] == s["last_turn"] else f"turns {s['first_turn']}-{s['last_turn']}"
+    first, last = s["first_turn"], s["last_turn"]
+    turns = f"turn {first}" if first == last else f"turns {first}-{last}"
     before, after = (f"{sum(r > 0 for r in s[side])}/{len(s[side])}" for side in ("pre", "post"))
     return f"{turns} of {best['task_id']}: {before} -> {after}"
 
@@ -267,7 +268,8 @@ class Run:
         if self.bar:
             self.bar.update(self.steps_bar, completed=row["step"])
         proposed, verified = row["prover/proposed"], row["prover/verified"]
-        credited = f"{row['prover/accepted']}/{verified} segments accepted" if verified else f"{proposed} segments proposed"
+        accepted = f"{row['prover/accepted']}/{verified} segments accepted"
+        credited = accepted if verified else f"{proposed} segments proposed"
         self.say(
             f"step {row['step']:4d}/{self.config.steps}  success {row['success_rate']:.3f}  "
             + (f"{credited}  " if proposed else "")
@@ -301,7 +303,10 @@ class Run:
         self.say(f"stopped by SIGTERM {done}; go on with --run-dir {self.path} --resume")
 
     def judged(self, step: int, proposals: list[dict] | None) -> None:
-        """Writes what a judge was asked and answered, of all ranks, before anything is made of it; None: it asks nobody."""
+        """Writes what a judge was asked and answered, of all ranks, before anything is made of it.
+
+        None: it asks nobody.
+        """
         if proposals is None:
             return
         everywhere = sorted((p for part in distributed.gather(proposals) for p in part), key=lambda p: p["group"])
@@ -352,4 +357,5 @@ class Run:
         if self.active:
             self.console.print(closing_table(self.path, read_metrics(self.path / "metrics.jsonl"), self.config))
             python = os.path.relpath(sys.executable) if sys.prefix.startswith(os.getcwd()) else "python"
-            self.say(f"every step and trajectory as a page: {python} -m prover_mini.report {shlex.quote(str(self.path))}")
+            command = f"{python} -m prover_mini.report {shlex.quote(str(self.path))}"
+            self.say(f"every step and trajectory as a page: {command}")

@@ -8,8 +8,8 @@ the sign that K would show is settled: by Laplace's rule of succession (a unifor
 gives the chance that all K would accept the segment; it is settled when this or its complement is at most `sequential`.
 Stopping on a clear early result makes the delta of those that stopped larger than it is; `shrinkage` counters that.
 
-Source: stochastic curtailment, Lan, Simon, Halperin, "Stochastically curtailed tests in long-term clinical trials", 1982;
-with a predictive distribution, Spiegelhalter, Freedman, Blackburn, "Monitoring clinical trials", 1986.
+Source: stochastic curtailment, Lan, Simon, Halperin, "Stochastically curtailed tests in long-term clinical trials",
+1982; with a predictive distribution, Spiegelhalter, Freedman, Blackburn, "Monitoring clinical trials", 1986.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def rounds(config: Config) -> list[int]:
 
 
 def settled(pre: list[float], post: list[float], remaining: int, tolerance: float) -> bool:
-    """Whether `remaining` more continuations on each side would change the sign with a chance of at most `tolerance`."""
+    """Whether `remaining` more continuations a side would change the sign with a chance of at most `tolerance`."""
     before, after = predicted(pre, remaining), predicted(post, remaining)
     n_pre, n_post = len(pre) + remaining, len(post) + remaining
     accepting = sum(

@@ -96,7 +96,10 @@ class FailureWatch:
         self.steps: deque[tuple[int, Counter[str]]] = deque()
 
     def check(self, row: dict[str, Any]) -> None:
-        """Takes the metrics of a step, which count over all ranks, so that every rank stops alike. Raises SharedError."""
+        """Takes the metrics of a step, which count over all ranks, so that every rank stops alike.
+
+        Raises SharedError.
+        """
         reasons = {
             name.removeprefix(FAILURES).replace("_", " "): n for name, n in row.items() if name.startswith(FAILURES)
         }

@@ -18,7 +18,8 @@ from prover_mini.summary import PHASES, figures
 
 PLAIN = (
     "success_rate", "reward/mean", "loss/policy", "grad_norm", "entropy", "kl", "clip_frac", "mismatch_max",
-    "mismatch_kl", "turns/mean", "frac_zero_std", "env/error_rate", "env/invalid_action_rate", "env/truncated_rate", "judge/failures",
+    "mismatch_kl", "turns/mean", "frac_zero_std", "env/error_rate", "env/invalid_action_rate", "env/truncated_rate",
+    "judge/failures",
 )  # fmt: skip
 SMOOTHED = ("acceptance", "chance", "token_overhead", "time_overhead")
 
