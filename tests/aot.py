@@ -59,7 +59,8 @@ class Job:
 
     @property
     def label(self) -> str:
-        names = ["BLOCK", "J", "GROUP", "K", "V", "E", "ENTROPY", "LEVEL", *["KL"] * self.constants.get("HAS_REF", False)]
+        names = ["BLOCK", "J", "GROUP", "K", "V", "E", "ENTROPY", "LEVEL"]
+        names += ["KL"] * self.constants.get("HAS_REF", False)
         shown = {name: self.constants[name] for name in names if name in self.constants}
         parts = [f"{k.lower()} {v}" for k, v in shown.items()] + [f"{k} {v}" for k, v in self.dtypes.items()]
         if "GROUP" in shown or "E" in shown:  # the tensors of the decode kernels have one dtype

@@ -23,8 +23,9 @@ from pathlib import Path
 
 PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-headless-shell", "google-chrome"))), None)
 FLAGS = (
-    "--headless --no-sandbox --disable-gpu --hide-scrollbars --no-first-run --remote-debugging-pipe --disable-dev-shm-usage "
-    "--disable-background-networking --disable-component-update --disable-sync --disable-quic --disable-extensions"
+    "--headless --no-sandbox --disable-gpu --hide-scrollbars --no-first-run --remote-debugging-pipe "
+    "--disable-dev-shm-usage --disable-background-networking --disable-component-update --disable-sync "
+    "--disable-quic --disable-extensions"
 ).split()
 
 

@@ -172,7 +172,8 @@ def test_two_ranks_whole_or_in_shards_measure_what_one_does(toys, tmp_path):
     on_ranks(2, tmp_path / "meet", ranks_measure, tmp_path)
     for rank in range(2):
         for rows in torch.load(tmp_path / f"{rank}.pt").values():
-            assert [{k: v if isinstance(v, str) else pytest.approx(v, abs=1e-5) for k, v in row.items()} for row in alone] == rows
+            for row, expected in zip(rows, alone, strict=True):
+                assert row == {k: v if isinstance(v, str) else pytest.approx(v, abs=1e-5) for k, v in expected.items()}
 
 
 def test_only_credit_may_differ():

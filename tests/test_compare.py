@@ -97,7 +97,8 @@ def test_methods_by_name_and_by_flags():
 
 def test_cells_differ_in_method_and_seed_alone(tmp_path):
     cells = compare.plan(tmp_path, SMALL, compare.named(["budget", "grpo", "prover", "k2:--continuations 1"]), 2)
-    assert sorted(cell.key for cell in cells) == sorted((m, s) for m in ("grpo", "budget", "prover", "k2") for s in (0, 1))
+    methods = ("grpo", "budget", "prover", "k2")
+    assert sorted(cell.key for cell in cells) == sorted((method, seed) for method in methods for seed in (0, 1))
     order = [cell.key for cell in cells]
     assert all(order.index(("prover", s)) < order.index(("budget", s)) for s in (0, 1))
     fields = {}
@@ -185,7 +186,8 @@ def test_a_study_that_is_stopped_stops_its_cells_and_is_not_started_twice(fake, 
     plan, arguments = fake
     (plan / "grpo-0.wait").touch()
     script = (
-        f"import sys; sys.argv[1:] = {list(map(str, arguments))!r}; from prover_mini import compare; from pathlib import Path; "
+        f"import sys; sys.argv[1:] = {list(map(str, arguments))!r}; "
+        "from prover_mini import compare; from pathlib import Path; "
         f"compare.TRAIN = Path({str(plan / 'train.py')!r}); sys.exit(compare.main())"
     )
     process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.DEVNULL)
@@ -221,11 +223,12 @@ def test_a_script_of_the_users_own_is_what_cells_run(tmp_path, capsys):
 def test_bad_input_is_one_clear_line_and_code_2(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cases = {
-        "--seeds": ["--seeds", 0], "--methods": ["--methods", "nobody"], "--seed": ["--seed", 3], "--env": ["--env", "chess"],
-        "--batches": ["--alignment", "--batches", 2], "--group-size": ["--alignment", "--methods", "x:--group-size 4"],
+        "--seeds": ["--seeds", 0], "--methods": ["--methods", "nobody"], "--seed": ["--seed", 3],
+        "--env": ["--env", "chess"], "--batches": ["--alignment", "--batches", 2],
+        "--group-size": ["--alignment", "--methods", "x:--group-size 4"],
         "grpo": ["--alignment", "--methods", "grpo"], "nowhere": ["--alignment", "--checkpoint", "nowhere"],
-        "--ranks": ["--ranks", "x"], "--weights": ["--alignment", "--weights", "1", "nan"], "--plan": ["--plan", "--dry-run"],
-        "--checkpoint": ["--checkpoint", ".", "--dry-run"],
+        "--ranks": ["--ranks", "x"], "--weights": ["--alignment", "--weights", "1", "nan"],
+        "--plan": ["--plan", "--dry-run"], "--checkpoint": ["--checkpoint", ".", "--dry-run"],
     }  # fmt: skip
     for named, arguments in cases.items():
         assert main(*arguments) == 2
@@ -251,14 +254,16 @@ def test_a_study_of_real_runs_and_an_alignment_at_one_of_them(tmp_path, capsys):
     assert rows["prover"]["cpu_seconds"] > 0 and rows["prover"]["start"] == rows["grpo"]["start"]
 
     aligned = tmp_path / "alignment"
-    assert main("--alignment", "--checkpoint", out / "prover-0", "--batches", 4, "--methods", "prover", "--out", aligned) == 0
+    arguments = ["--alignment", "--checkpoint", out / "prover-0", "--batches", 4, "--methods", "prover"]
+    assert main(*arguments, "--out", aligned) == 0
     result = json.loads((aligned / "alignment.json").read_text())
-    assert result["config"]["model"] == "tiny" and result["policy"] == str(out / "prover-0" / "checkpoints" / "step_000002" / "model")
+    assert result["config"]["model"] == "tiny"
+    assert result["policy"] == str(out / "prover-0" / "checkpoints" / "step_000002" / "model")
     assert result["config"]["groups_per_step"] == 4 and result["config"]["max_turns"] == 6
     assert [row["method"] for row in result["rows"]] == ["grpo", "grpo, twice the groups", "prover", "prover"]
     assert "| prover | 4 |" in (aligned / "alignment.md").read_text()
 
     (out / "prover-0" / "checkpoints" / "step_000002" / "state.json").unlink()
     capsys.readouterr()
-    assert main("--alignment", "--checkpoint", out / "prover-0", "--batches", 4, "--methods", "prover") == 2
+    assert main(*arguments) == 2
     assert "step_000002: the checkpoint is damaged" in capsys.readouterr().err

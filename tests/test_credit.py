@@ -82,8 +82,10 @@ def test_reference_is_the_shortest_success_and_the_first_of_equals():
 
 def test_segment_errors():
     six = trajectory(1, list("abcdef"), invalid={2})
-    cases = {(0, 1): "", (3, 4): "", (0, 4): "length", (4, 5): "terminal", (3, 2): "bounds", (-1, 1): "bounds", (4, 6): "bounds",
-             (1, 3): "invalid action", (2, 2): "invalid action"}  # fmt: skip
+    cases = {
+        (0, 1): "", (3, 4): "", (0, 4): "length", (4, 5): "terminal", (3, 2): "bounds", (-1, 1): "bounds",
+        (4, 6): "bounds", (1, 3): "invalid action", (2, 2): "invalid action",
+    }  # fmt: skip
     assert {case: segment_error(six, *case, max_turns=4) for case in cases} == cases
 
 

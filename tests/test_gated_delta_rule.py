@@ -71,7 +71,9 @@ def compare(inputs, weights, states, rows, counts, tolerance):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("rows, counts", [([0, 1, 2, 3, 4], [1] * 5), ([3, 0, 4, 2], [1, 0, 1, 0]), ([2], [1])], ids=str)
+@pytest.mark.parametrize(
+    "rows, counts", [([0, 1, 2, 3, 4], [1] * 5), ([3, 0, 4, 2], [1, 0, 1, 0]), ([2], [1])], ids=str
+)
 def test_equals_the_equations_for_busy_and_idle_rows_in_any_slots(shape, rows, counts):
     compare(*layer(*shape, len(rows)), rows, counts, 1e-5)
 
@@ -101,7 +103,7 @@ def test_extreme_gates():
 
 
 def test_slow_decays_are_exact():
-    """A thousand tokens multiply the error of one decay, which is 1e-6 where log(1 + x) is computed as it is written."""
+    """A thousand tokens multiply the error of one decay, which is 1e-6 where log(1 + x) is computed as written."""
     (qkv, z, b, a), weights, states = layer(1, 6, 4, 4, 1)
     a[0, 0] = torch.tensor([-17.3, -14.1, -11.3, -9.7, -8.1, -7.3])
     weights.a_log_H.fill_(math.log(16))

@@ -19,9 +19,9 @@ from prover_mini.run import Run, verdict_line
 from tests.toys import toy_config
 
 ROW = {
-    "step": 1, "success_rate": 0.25, "prover/proposed": 1, "prover/verified": 1, "prover/accepted": 1, "env/error_rate": 0.0,
-    "judge/calls": 1, "judge/failures": 0, "update/out_of_memory": 0,
-    "loss/policy": -0.1, "grad_norm": 0.5, "time/total": 2.0, "eval/success_rate": None, "eval/n": None, "eval/ci95": None,
+    "step": 1, "success_rate": 0.25, "prover/proposed": 1, "prover/verified": 1, "prover/accepted": 1,
+    "env/error_rate": 0.0, "judge/calls": 1, "judge/failures": 0, "update/out_of_memory": 0, "loss/policy": -0.1,
+    "grad_norm": 0.5, "time/total": 2.0, "eval/success_rate": None, "eval/n": None, "eval/ci95": None,
 }  # fmt: skip
 EVALUATION = {"success_rate": 0.5, "n": 8, "ci95": [0.2, 0.8], "by_kind": {}, "errors": 0, "panel": "ab"}
 

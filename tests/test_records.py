@@ -69,4 +69,3 @@ def test_tokens_are_recorded_for_the_groups_with_a_segment_first(step):
     assert len(detailed) == 3
     assert detailed <= holders or holders < detailed
     json.loads(json.dumps(found, allow_nan=False))
-

@@ -45,17 +45,18 @@ def record(group: int, sample: int, success: bool, **fields) -> dict:
     ]
     return {
         "task_id": f"task-{group}", "kind": "easy", "group": group, "sample": sample, "reward": float(success),
-        "success": success, "score": 0.0, "truncated": False, "error": None, "turns": turns, "advantage": 0.5 - (not success),
-        "segment": None, **fields,
+        "success": success, "score": 0.0, "truncated": False, "error": None, "turns": turns,
+        "advantage": 0.5 - (not success), "segment": None, **fields,
     }  # fmt: skip
 
 
 def metrics_row(step: int, verified: int = 1, accepted: int = 1) -> dict:
     return {
-        "step": step, "success_rate": step / 10, "prover/verified": verified, "prover/accepted": accepted, "prover/null_rate": 0.25,
-        "prover/proposed": verified, "prover/eligible": verified, "judge/calls": verified, "tokens/rollout": 100,
-        "tokens/continuation": 10 * step, "tokens/extra_rollout": 0, "time/rollout": 2.0, "time/judge": 0.25, "time/verify": 0.5,
-        "time/train": 1.0, "time/eval": 0.25, "time/total": 4.0, "time/cpu": 9.0, "mismatch_max": 10.0**-step,
+        "step": step, "success_rate": step / 10, "prover/verified": verified, "prover/accepted": accepted,
+        "prover/null_rate": 0.25, "prover/proposed": verified, "prover/eligible": verified, "judge/calls": verified,
+        "tokens/rollout": 100, "tokens/continuation": 10 * step, "tokens/extra_rollout": 0, "time/rollout": 2.0,
+        "time/judge": 0.25, "time/verify": 0.5, "time/train": 1.0, "time/eval": 0.25,
+        "time/total": 4.0, "time/cpu": 9.0, "mismatch_max": 10.0**-step,
     }  # fmt: skip
 
 
@@ -150,7 +151,8 @@ def test_a_language_model_judge_is_shown_with_its_words(run):
     (run / "judge").mkdir()
     proposals = [
         {"group": 1, "outcome": "failure", "reason": "timeout", "exchanges": [{"sent": [], "answer": None}]},
-        {"group": 0, "outcome": "segment", "reason": "it helps", "exchanges": [{"sent": [{"role": "user", "content": "?"}], "answer": "!"}]},
+        {"group": 0, "outcome": "segment", "reason": "it helps",
+         "exchanges": [{"sent": [{"role": "user", "content": "?"}], "answer": "!"}]},
     ]  # fmt: skip
     for step in (1, 3):  # the judge of step 3 has spoken, its trajectories are not written yet
         text = "".join(json.dumps(p) + "\n" for p in proposals)
@@ -278,7 +280,9 @@ def test_runs_of_older_versions_and_runs_that_go_on_are_read(tmp_path):
     assert second["groups"] == second["evaluations"] == second["curves"]["step"] == []
 
 
-@pytest.mark.parametrize("rest", [b"\xff\xfe\n", b"\x00\x00", '{"step": 3, "\u00e9'.encode()[:-1]], ids=["bytes", "zeros", "cut"])
+@pytest.mark.parametrize(
+    "rest", [b"\xff\xfe\n", b"\x00\x00", '{"step": 3, "\u00e9'.encode()[:-1]], ids=["bytes", "zeros", "cut"]
+)
 def test_metrics_end_before_what_a_crash_left(rest, run):
     before = read_metrics(run / "metrics.jsonl")
     with open(run / "metrics.jsonl", "ab") as file:
@@ -345,7 +349,8 @@ def test_ten_thousand_trajectories_fit(tmp_path):
     records = {}
     for step in range(1, 51):
         records[step] = [
-            {"task_id": "t", "group": g, "sample": s, "success": s == 0, "reward": 0.0, "segment": None, "advantage": 0.0,
+            {"task_id": "t", "group": g, "sample": s, "success": s == 0, "reward": 0.0, "segment": None,
+             "advantage": 0.0,
              "turns": [{"observation": noise[g + step], "action": noise[s], "valid": True, "token_span": [0, 1]}]}
             for g in range(25) for s in range(8)
         ]  # fmt: skip

@@ -108,7 +108,8 @@ def test_a_pivotal_segment_is_found_by_clicking(run, browser):
         assert float(browser.value(f"document.querySelector('{holder} .delta').dataset.delta")) == segment["delta"]
         assert segment["reason"] in browser.value(f"document.querySelector('{holder} .reason').textContent")
         shown = browser.value(
-            f"[...document.querySelectorAll('{holder} .fork')].map(f => [...f.querySelectorAll('i')].map(i => i.className))"
+            f"[...document.querySelectorAll('{holder} .fork')]"
+            ".map(f => [...f.querySelectorAll('i')].map(i => i.className))"
         )
         assert shown == [["yes" if r > 0 else "no" for r in segment[side]] for side in ("pre", "post")]
     assert f"step={step}&group={record['group']}" in browser.value("location.hash")
@@ -152,8 +153,9 @@ def test_filters_pages_and_rows(run, browser):
 
     def choose(label: str, value: str) -> int:
         browser.value(
-            f"(() => {{ const s = [...document.querySelectorAll('.controls label')].find(l => l.innerText.startsWith('{label}'))"
-            f".querySelector('select'); s.value = '{value}'; s.dispatchEvent(new Event('change')); }})()"
+            "(() => { const s = [...document.querySelectorAll('.controls label')]"
+            f".find(l => l.innerText.startsWith('{label}')).querySelector('select'); "
+            f"s.value = '{value}'; s.dispatchEvent(new Event('change')); }})()"
         )
         return browser.value("document.querySelectorAll('.item').length")
 
@@ -185,7 +187,8 @@ def test_a_phone_needs_no_sideways_scrolling(run, browser, dark):
     browser.wait("document.querySelectorAll('.more .plot svg').length > 3")
     assert browser.value(IN_SIGHT)
     assert browser.value(
-        "[...document.querySelectorAll('main *')].every(e => e.closest('.scroll') || e.getBoundingClientRect().right <= innerWidth)"
+        "[...document.querySelectorAll('main *')]"
+        ".every(e => e.closest('.scroll') || e.getBoundingClientRect().right <= innerWidth)"
     )
     page = browser.value("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
     assert (max(page) < 60) if dark else (min(page) > 200)
@@ -210,9 +213,10 @@ def test_hostile_text_is_shown_as_text(run, browser, tmp_path):
             r["error"] = HOSTILE
     (path / "rollouts" / f"step_{step:06d}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in lines))
     (path / "judge").mkdir()
+    sent = [{"role": "user", "content": HOSTILE}, {"role": "tool", "content": None, "x": HOSTILE}]
     proposal = {
-        "group": chosen["group"], "outcome": "failure", "reason": HOSTILE, "prompt_tokens": 3, "reply_tokens": 2, "seconds": 0.5,
-        "exchanges": [{"sent": [{"role": "user", "content": HOSTILE}, {"role": "tool", "content": None, "x": HOSTILE}], "answer": HOSTILE}],
+        "group": chosen["group"], "outcome": "failure", "reason": HOSTILE, "prompt_tokens": 3, "reply_tokens": 2,
+        "seconds": 0.5, "exchanges": [{"sent": sent, "answer": HOSTILE}],
     }  # fmt: skip
     (path / "judge" / f"step_{step:06d}.jsonl").write_text(json.dumps(proposal) + "\n")
     config = json.loads((path / "config.json").read_text())
@@ -254,7 +258,8 @@ def test_runs_side_by_side(run, browser, tmp_path):
     assert "--judge" in table and "divergence" in table and "random" in table and "--seed" not in table
     assert len(curve(browser, "Success")) == 4
     browser.value(
-        "(() => { const s = document.querySelector('.controls select'); s.value = '1'; s.dispatchEvent(new Event('change')); })()"
+        "(() => { const s = document.querySelector('.controls select'); "
+        "s.value = '1'; s.dispatchEvent(new Event('change')); })()"
     )
     browser.wait("document.querySelector('.item .task').textContent.startsWith('other ')")
     opened(browser, tmp_path / "two.html", 360, 740)

@@ -37,7 +37,8 @@ def test_rows_may_be_views():
     got = rms_norm(query, torch.ones(16), 1e-6)
     torch.testing.assert_close(got, rms_norm(query.contiguous(), torch.ones(16), 1e-6))
     turned = torch.randn(16, 4).T
-    torch.testing.assert_close(rms_norm(turned, torch.ones(16), 1e-6), rms_norm(turned.contiguous(), torch.ones(16), 1e-6))
+    got = rms_norm(turned, torch.ones(16), 1e-6)
+    torch.testing.assert_close(got, rms_norm(turned.contiguous(), torch.ones(16), 1e-6))
 
 
 def test_rows_of_zeros_and_no_rows():

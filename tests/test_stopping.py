@@ -1,4 +1,4 @@
-"""Rounds of continuations: certain decisions against enumeration, doubtful ones against Monte Carlo, the game itself."""
+"""Rounds of continuations: certain decisions against enumeration, doubtful ones against Monte Carlo, the game."""
 
 import itertools
 import math
@@ -65,7 +65,6 @@ def test_null_rate_is_the_chance_of_a_lucky_segment():
     assert null_rate(verdict, toy_config()) == pytest.approx(expected, abs=1e-12)
     half = Verdict(verdict.segment, [1, 0] * 4, [1, 0] * 4)
     assert null_rate(half, toy_config()) == pytest.approx((1 - math.comb(16, 8) / 2**16) / 2)
-
 
 
 def test_null_rate_of_rounds_is_that_of_the_whole_procedure():

@@ -208,7 +208,8 @@ def test_loss_counts_the_searchers_own_tokens_only():
     own = [logprobs[t - 1, demo.ids[t]] for t in range(len(demo.ids)) if demo.said[t]]
     padded = Demonstration([*demo.ids, *range(9)], [*demo.said, *[False] * 9], True, "")
     for episodes in ([demo], [demo, padded]):
-        assert imitation.imitation_loss(model(), episodes).item() == pytest.approx(-sum(own).item() / len(own), rel=1e-4)
+        loss = imitation.imitation_loss(model(), episodes).item()
+        assert loss == pytest.approx(-sum(own).item() / len(own), rel=1e-4)
 
 
 @pytest.mark.parametrize("layers", [HYBRID, DENSE])

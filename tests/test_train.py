@@ -24,13 +24,14 @@ from tests.toys import ToySuite, toy_config, toy_model, toy_tokenizer
 ROOT = Path(__file__).parent.parent
 POLICY = ASSETS / "searchqa"
 SMALL = (
-    "--steps 4 --groups-per-step 4 --group-size 4 --continuations 4 --eval-tasks 24 --eval-every 4 --save-every 2 --slots 32"
+    "--steps 4 --groups-per-step 4 --group-size 4 --continuations 4 --eval-tasks 24 --eval-every 4 --save-every 2 "
+    "--slots 32"
 ).split()
-METRICS = """step reward/mean success_rate frac_zero_std loss/policy grad_norm clip_frac kl entropy mismatch_kl turns/mean
-tokens/rollout tokens/continuation tokens/train env/error_rate env/invalid_action_rate judge/calls judge/failures
-judge/prompt_tokens judge/reply_tokens prover/eligible prover/proposed prover/verified prover/accepted prover/delta_mean
-prover/bonus_tokens prover/prefix_tokens_reused prover/prefix_tokens_computed time/rollout time/judge time/verify
-time/train time/eval time/total time/cpu eval/success_rate eval/n eval/ci95""".split()
+METRICS = """step reward/mean success_rate frac_zero_std loss/policy grad_norm clip_frac kl entropy mismatch_kl
+turns/mean tokens/rollout tokens/continuation tokens/train env/error_rate env/invalid_action_rate judge/calls
+judge/failures judge/prompt_tokens judge/reply_tokens prover/eligible prover/proposed prover/verified prover/accepted
+prover/delta_mean prover/bonus_tokens prover/prefix_tokens_reused prover/prefix_tokens_computed time/rollout time/judge
+time/verify time/train time/eval time/total time/cpu eval/success_rate eval/n eval/ci95""".split()
 
 
 def run(*arguments: str) -> int:
@@ -343,7 +344,9 @@ BAD = {
     "malformed line": lambda tmp, whole: [
         "--data", text_file(tmp, "q.jsonl", GOOD + '{"question": \n'), "--corpus", text_file(tmp, "c.jsonl", PASSAGE)
     ],
-    "empty corpus": lambda tmp, whole: ["--data", text_file(tmp, "q.jsonl", GOOD), "--corpus", text_file(tmp, "c.jsonl", "")],
+    "empty corpus": lambda tmp, whole: [
+        "--data", text_file(tmp, "q.jsonl", GOOD), "--corpus", text_file(tmp, "c.jsonl", "")
+    ],
     "unreachable retriever": lambda tmp, whole: ["--retriever-url", "http://127.0.0.1:9/retrieve"],
     "model without weights": model_without_weights,
     "missing model": lambda tmp, whole: ["--model", "./nowhere"],
@@ -365,11 +368,12 @@ BAD = {
     "a file as directory": lambda tmp, whole: ["--run-dir", text_file(tmp, "notes", "")],
 }  # fmt: skip
 NAMED = {
-    "unknown environment": "chess", "missing data": "none.jsonl", "malformed line": "q.jsonl", "empty corpus": "c.jsonl",
-    "unreachable retriever": "127.0.0.1:9", "model without weights": "weights", "missing model": "nowhere",
-    "directory of another run": "already holds", "damaged checkpoint": "optimizer.safetensors", "group of one": "--group-size",
-    "no continuation": "--continuations", "finished run": "finished", "changed field": "--lr", "nothing to resume": "none",
-    "missing weights": "layers.1", "no vocabulary": "vocabulary", "latest names nothing": "step_000004", "unknown device": "abacus",
+    "unknown environment": "chess", "missing data": "none.jsonl", "malformed line": "q.jsonl",
+    "empty corpus": "c.jsonl", "unreachable retriever": "127.0.0.1:9", "model without weights": "weights",
+    "missing model": "nowhere", "directory of another run": "already holds",
+    "damaged checkpoint": "optimizer.safetensors", "group of one": "--group-size", "no continuation": "--continuations",
+    "finished run": "finished", "changed field": "--lr", "nothing to resume": "none", "missing weights": "layers.1",
+    "no vocabulary": "vocabulary", "latest names nothing": "step_000004", "unknown device": "abacus",
     "small context": "--max-context-tokens", "name too long": "too long", "a file as directory": "notes",
     "damaged evaluation": "step_000000.json", "budget without tokens": "continuation tokens of step 1",
 }  # fmt: skip
@@ -422,17 +426,18 @@ def test_text_from_outside_is_shown_as_it_is(tmp_path, capsys):
 
 
 def test_what_a_resumed_run_will_write_again_is_dropped(tmp_path):
-    for name in ("checkpoints/step_000002", "checkpoints/step_000004", "checkpoints/step_000006.tmp", "rollouts", "judge"):
-        (tmp_path / name).mkdir(parents=True)
+    for name in ("step_000002", "step_000004", "step_000006.tmp"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    for name in ("rollouts", "judge"):
+        (tmp_path / name).mkdir()
     for step in (2, 3):
         (tmp_path / "rollouts" / f"step_{step:06d}.jsonl").touch()
         (tmp_path / "judge" / f"step_{step:06d}.jsonl").touch()
     (tmp_path / "metrics.jsonl").write_text('{"step": 2}\n{"step": 3}\n{"st')
     (tmp_path / "best").write_bytes(b"\xff")
     Run(tmp_path, toy_config(resume=True), 2)
-    left = {
-        str(f.relative_to(tmp_path)) for folder in ("checkpoints", "rollouts", "judge") for f in (tmp_path / folder).iterdir()
-    }
+    folders = ("checkpoints", "rollouts", "judge")
+    left = {str(f.relative_to(tmp_path)) for folder in folders for f in (tmp_path / folder).iterdir()}
     assert left == {"checkpoints/step_000002", "rollouts/step_000002.jsonl", "judge/step_000002.jsonl"}
     assert metrics(tmp_path) == [{"step": 2}] and not (tmp_path / "best").exists()
 

@@ -195,7 +195,8 @@ def test_the_ratio_is_one_and_the_mismatch_is_rounding():
 def test_a_second_optimizer_step_sees_ratios_against_the_sampling_weights():
     config = toy_config(minibatches=2, lr=0.5, clip_low=0.01, clip_high=0.01, max_grad_norm=1.0)
     engine, groups = sampled_groups(config)
-    metrics = Learner(Replicate(engine.model), engine, config).update(groups, METHODS["grpo"].credit(groups, [], [], config), 1)
+    learner = Learner(Replicate(engine.model), engine, config)
+    metrics = learner.update(groups, METHODS["grpo"].credit(groups, [], [], config), 1)
     assert metrics["clip_frac"] > 0.1
 
 

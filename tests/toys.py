@@ -79,7 +79,8 @@ class ToySuite(Suite):
 
 
 def toy_config(**fields) -> Config:
-    defaults = dict(groups_per_step=6, max_turns=8, max_turn_tokens=2, max_observation_tokens=8, max_context_tokens=96, lr=1e-2)
+    defaults = dict(groups_per_step=6, max_turns=8, max_turn_tokens=2, lr=1e-2)
+    defaults |= dict(max_observation_tokens=8, max_context_tokens=96)
     return Config(**{**defaults, **fields})
 
 
