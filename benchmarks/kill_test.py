@@ -162,7 +162,7 @@ def differences(path: Path, whole: Path) -> list[str]:
 
 def left_behind(name: str) -> bool:
     """Whether only tidying up, after the last checkpoint, makes a difference to a file."""
-    return name == "best" or (name.startswith("checkpoints/") and LAST not in name)
+    return name in ("best", "best.tmp") or (name.startswith("checkpoints/") and LAST not in name)
 
 
 def kill_once(
