@@ -119,6 +119,7 @@ CASES = [
 ]
 
 
+AFTER_STEPS = 1e-4  # AdamW's steps enlarge rounding: one process with another micro-batch differs by 5e-5 as well
 UNSHARED = ("uneven", "idle")  # the ranks keep their own trajectories: the numbers of passes differ
 
 
@@ -134,16 +135,16 @@ def compare(rank, world, groups, alone, saved) -> None:
             assert torch.equal(p, weights[key]), f"{name}: {key} is not what was trained"
     update.shared = shared
     metrics, gradients, weights, learner = trained(Shard, SECOND, CUTS["alternate"](groups, rank, world))
-    same_as_alone(metrics, gradients, weights, alone[id(SECOND)])
+    same_as_alone(metrics, gradients, weights, alone[id(SECOND)], AFTER_STEPS)
     exchange(world, learner, saved)
 
 
-def same_as_alone(metrics, gradients, weights, expected) -> None:
+def same_as_alone(metrics, gradients, weights, expected, relative: float = 1e-5) -> None:
     expected_metrics, expected_gradients, expected_weights = expected
     for found, want in zip(metrics, expected_metrics):
-        assert found == {k: pytest.approx(v, rel=1e-5, abs=1e-7) for k, v in want.items()}
+        assert found == {k: pytest.approx(v, rel=relative, abs=1e-7) for k, v in want.items()}
     for found, want in zip(gradients, expected_gradients, strict=True):
-        assert_close(found, want)
+        assert_close(found, want, relative)
         squares = sum(g.double().square().sum() for g in found.values())
         assert squares.sqrt() == pytest.approx(PLAIN.max_grad_norm, rel=1e-3)  # it was scaled down
     assert_close(weights, expected_weights)
