@@ -20,13 +20,14 @@ rules() { # NAME FLAGS: the same for judges that need no language model
     --out "$runs/rules-$name" "$@"
 }
 
-study() { # NAME [MORE METHODS] FLAGS: learning curves of five seeds; small batches, where more rollouts do help
-  local name=$1
-  shift
-  python -m prover_mini.compare --seeds 5 --jobs 2 --groups-per-step 4 --eval-every 10 --save-every 20 \
-    --record-groups 0 --out "$runs/study-$name" --methods grpo budget prover random judge_reward "$weight_4" "$@"
+study() { # NAME SEEDS FLAGS: learning curves, in batches so small that more rollouts do help
+  local name=$1 seeds=$2
+  shift 2
+  python -m prover_mini.compare --seeds "$seeds" --jobs 2 --groups-per-step 4 --save-every 20 --record-groups 0 \
+    --out "$runs/study-$name" --methods grpo budget prover random judge_reward \
+    "w4_k4:--credit-weight 4 --continuations 4" "w4_k4_random:--credit-weight 4 --continuations 4 --judge random" \
+    "twice:--credit grpo --groups-per-step 8" "$@"
 }
-weight_4="w4_k4:--credit-weight 4 --continuations 4"
 
 for part in ${*:-rules alignment studies ladder}; do
   case $part in
@@ -44,21 +45,25 @@ for part in ${*:-rules alignment studies ladder}; do
       rules searchqa --env searchqa
       ;;
     studies)
-      study alfworld-rare "w4_k4_random:--credit-weight 4 --continuations 4 --judge random" \
-        "twice:--credit grpo --groups-per-step 8" --env alfworld --model tiny-rare --steps 60
-      study webshop --env webshop --steps 40
-      study searchqa --env searchqa --steps 60
+      study webshop 5 --env webshop --steps 24 --eval-every 6
+      study searchqa 5 --env searchqa --steps 40 --eval-every 8
+      study alfworld-rare 10 --env alfworld --model tiny-rare --lr 5e-4 --steps 24 --eval-every 8
       ;;
     ladder) # the same by length of an episode, and as training goes on
       batches=12
       for turns in 5 10 20; do align "alfworld-$turns-turns" --env alfworld --max-turns $turns; done
-      for turns in 10 20; do align "alfworld-rare-$turns-turns" --env alfworld --model tiny-rare --max-turns $turns; done
+      for turns in 10 20; do
+        align "alfworld-rare-$turns-turns" --env alfworld --model tiny-rare --max-turns $turns
+      done
       for hops in 1 2 3; do align "searchqa-$hops-hop" --env searchqa --mix "$hops-hop:1"; done
       # the embedded policy succeeds at four hops by chance alone, so it first learns what one to three hops teach
-      trained=$runs/searchqa-trained
-      [ -e $trained/latest ] || python train.py --env searchqa --credit grpo --eval-every 80 --run-dir $trained
-      align searchqa-4-hop --checkpoint $trained --mix 4-hop:1
-      align alfworld-rare-trained --checkpoint "$runs/study-alfworld-rare/w4_k4-0"
+      for trained in searchqa "alfworld --model tiny-rare"; do
+        path=$runs/trained-${trained%% *}
+        # shellcheck disable=SC2086 # two words
+        [ -e "$path/latest" ] || python train.py --env $trained --credit grpo --eval-every 100 --run-dir "$path"
+      done
+      align searchqa-4-hop --checkpoint $runs/trained-searchqa --mix 4-hop:1
+      align alfworld-rare-trained --checkpoint $runs/trained-alfworld
       ;;
     *)
       echo "evidence.sh: $part: choose of rules, alignment, studies, ladder" >&2
