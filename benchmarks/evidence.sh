@@ -24,10 +24,9 @@ study() { # NAME SEEDS FLAGS: learning curves, in batches so small that more rol
   local name=$1 seeds=$2
   shift 2
   python -m prover_mini.compare --seeds "$seeds" --jobs 2 --groups-per-step 4 --save-every 20 --record-groups 0 \
-    --out "$runs/study-$name" --methods grpo budget prover random judge_reward \
-    "w4_k4:--credit-weight 4 --continuations 4" "w4_k4_random:--credit-weight 4 --continuations 4 --judge random" \
-    "twice:--credit grpo --groups-per-step 8" "$@"
+    --out "$runs/study-$name" --methods grpo budget prover random judge_reward "w4_k2:$weight_4" "$@"
 }
+weight_4="--credit-weight 4 --continuations 2"
 
 for part in ${*:-rules alignment studies ladder}; do
   case $part in
@@ -45,9 +44,11 @@ for part in ${*:-rules alignment studies ladder}; do
       rules searchqa --env searchqa
       ;;
     studies)
-      study webshop 5 --env webshop --steps 24 --eval-every 6
-      study searchqa 5 --env searchqa --steps 40 --eval-every 8
-      study alfworld-rare 10 --env alfworld --model tiny-rare --lr 5e-4 --steps 24 --eval-every 8
+      more=("w4_k2_random:$weight_4 --judge random" "twice:--credit grpo --groups-per-step 8")
+      study alfworld-20-turns 5 "${more[@]}" --env alfworld --max-turns 20 --lr 5e-4 --steps 24 --eval-every 8
+      study alfworld-rare 5 "${more[@]}" --env alfworld --model tiny-rare --lr 5e-4 --steps 24 --eval-every 8
+      study webshop 5 --env webshop --steps 24 --eval-every 8
+      study searchqa 5 --env searchqa --steps 40 --eval-every 10
       ;;
     ladder) # the same by length of an episode, and as training goes on
       batches=12
