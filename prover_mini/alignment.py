@@ -12,6 +12,9 @@ partners k of i: cos(G_i + G_k, R_ik) - cos(G_i, R_ik), R_ik without both; it mu
 batches to resolve anything. The share of it that a method reaches, for the tokens that it costs, does not depend on the
 noise of the reference.
 
+Where one of the methods is called `random`, each of the others is compared with it too, batch by batch: what they share
+of the reference's noise cancels.
+
 Standard errors are jackknife ones over batches (Efron, 1981), which count the noise of the reference too. All of this
 needs inner products alone, so gradients of large models are kept as count sketches: each coordinate is added to one of
 `SKETCH` buckets with a random sign, which changes a cosine by about 1 / sqrt(SKETCH) (Charikar, Chen, Farach-Colton,
@@ -44,6 +47,7 @@ from prover_mini.trajectory import Group, Segment
 from prover_mini.update import Learner
 from prover_mini.verify import Verification, verify
 
+CONTROL = "random"
 SKETCH = 1 << 20
 CHUNK = 1 << 24  # coordinates that are sketched at once
 
@@ -252,13 +256,17 @@ def results(measured: Measured, geometry: Geometry, weights: list[float]) -> lis
     cosine, error = geometry.with_error(geometry.base)
     rows = [{"method": "grpo", "cosine": cosine, "error": error, "tokens": rollout, "extra_tokens": 0.0}]
     doubled, error = geometry.with_error(geometry.doubled)
-    rows.append(
-        {"method": "grpo, twice the groups", "change": doubled, "error": error, "of_doubled": 1.0, "tokens": 2 * rollout, "extra_tokens": 1.0}
-    )
+    twice = {"method": "grpo, twice the groups", "change": doubled, "error": error, "of_doubled": 1.0}
+    rows.append(twice | {"tokens": 2 * rollout, "extra_tokens": 1.0})
     for name in geometry.names:
         counts = measured.counts[name]
         for weight in weights:
             change, error = geometry.with_error(lambda batches: geometry.change(batches, name, weight))
+            over = None
+            if CONTROL in geometry.names and name != CONTROL:
+                over = geometry.with_error(
+                    lambda batches: geometry.change(batches, name, weight) - geometry.change(batches, CONTROL, weight)
+                )
             verified = counts["verified"]
             rows.append(
                 {
@@ -267,6 +275,7 @@ def results(measured: Measured, geometry: Geometry, weights: list[float]) -> lis
                     "change": change,
                     "error": error,
                     "of_doubled": change / doubled if doubled > 0 else None,
+                    "over_random": over,
                     "share": geometry.share(name, weight),
                     "tokens": rollout + counts["tokens"] / n,
                     "extra_tokens": counts["tokens"] / n / max(rollout, 1),
@@ -288,9 +297,13 @@ def table(rows: list[dict]) -> list[list[str]]:
     def number(row: dict, name: str, form: str) -> str:
         return form.format(row[name]) if row.get(name) is not None else "-"
 
-    head = "credit, weight, cosine, change, of twice, of the norm, tokens, extra, judge tokens, proposed of eligible, acceptance, chance"
-    lines = [head.split(", ")]
+    head = [
+        "credit", "weight", "cosine", "change", "of twice", "over random", "of the norm", "tokens", "extra", "judge tokens",
+        "proposed of eligible", "acceptance", "chance",
+    ]  # fmt: skip
+    lines = [head]
     for row in rows:
+        over = row.get("over_random")
         lines.append(
             [
                 row["method"],
@@ -298,6 +311,7 @@ def table(rows: list[dict]) -> list[list[str]]:
                 number(row, "cosine", "{:.3f}"),
                 number(row, "change", "{:+.3f}") + number(row, "error", " ± {:.3f}") if "change" in row else "-",
                 number(row, "of_doubled", "{:+.0%}"),
+                f"{over[0]:+.3f} ± {over[1]:.3f}" if over else "-",
                 number(row, "share", "{:.0%}"),
                 number(row, "tokens", "{:.0f}"),
                 number(row, "extra_tokens", "{:+.1%}"),

@@ -1,5 +1,6 @@
 """Gradient alignment: its statistics against explicit vectors, its gradients against those of training steps."""
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from prover_mini import alignment, parallel
-from prover_mini.alignment import Geometry, check, measure, results, sketch, table
+from prover_mini.alignment import Geometry, Measured, check, measure, results, sketch, table
 from prover_mini.credit import METHODS, eligible
 from prover_mini.engine import Engine
 from prover_mini.errors import UserError
@@ -60,6 +61,20 @@ def test_changes_are_those_of_explicit_vectors():
     assert geometry.change(list(range(7)), "other", 4.0) == 0
     shares = [4 * c.norm() / g.norm() for g, c in zip(plain, added)]
     assert geometry.share("credit", 4.0) == pytest.approx(float(np.mean(shares)))
+
+
+def test_methods_are_paired_with_random_segments():
+    plain, added = vectors(6)
+    geometry = Geometry(list(plain), {"credit": list(added), "random": list(added.flip(0)), "same": list(added.flip(0))})
+    counts = {name: Counter(tokens=600) for name in ("", *geometry.names)}
+    rows = {(row["method"], row.get("weight")): row for row in results(Measured(counts=counts), geometry, [1.0, 4.0])}
+    for weight in (1.0, 4.0):
+        row, control = rows["credit", weight], rows["random", weight]
+        assert row["over_random"][0] == pytest.approx(row["change"] - control["change"])
+        assert 0 < row["over_random"][1] < row["error"] + control["error"]
+        assert rows["same", weight]["over_random"] == (0, 0) and control["over_random"] is None
+    alone = results(Measured(counts=counts), Geometry(list(plain), {"credit": list(added)}), [1.0])
+    assert alone[-1]["over_random"] is None and table(alone)[-1].count("-") >= 3
 
 
 def test_the_standard_error_of_a_mean_is_the_usual_one():
