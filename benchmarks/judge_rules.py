@@ -1,4 +1,4 @@
-"""What a contrast without a language model reaches: the divergence judge, its variants and a bound, by gradient alignment.
+"""What a contrast without a language model reaches: the divergence judge, variants and a bound, by gradient alignment.
 
     python -m benchmarks.judge_rules --env alfworld --model tiny-rare --batches 24
 
@@ -32,12 +32,11 @@ class Alone(DivergenceJudge):
 class Novelty(Judge):
     def propose_one(self, group: Group, step: int) -> Answer:
         seen = [{turn.observation for turn in failure.turns} for failure in group.failures]
-        turns = group.reference.turns
-        news = {
-            first: sum(turns[first + 1].observation not in s for s in seen) for first, _ in valid_segments(group.reference, 1)
-        }
+        reference, news = group.reference, {}
+        for n, _ in valid_segments(reference, 1):
+            news[n] = sum(reference.turns[n + 1].observation not in observations for observations in seen)
         best = max(news, key=news.get, default=None)
-        return Segment(group.reference, best, best, "new to failures") if best is not None and news[best] else None
+        return Segment(reference, best, best, "new to failures") if best is not None and news[best] else None
 
 
 class Milestone(Judge):

@@ -1,19 +1,20 @@
 """Gradient alignment: what a credit method adds to an update at a fixed policy, for the tokens that it costs.
 
-Learning curves of few seeds hardly separate credit methods. At a fixed policy they can be compared on the same rollouts:
-of n batches, each drawn as a training step draws it, batch i has the GRPO gradient G_i, a method's credit adds w C_i, and
+Learning curves of few seeds hardly separate credit methods. At a fixed policy they can be compared on the same
+rollouts: of n batches, each drawn as a training step draws it, batch i has the GRPO gradient G_i, a method's credit
+adds w C_i, and
 
     change = mean_i [ cos(G_i + w C_i, R_i) - cos(G_i, R_i) ],     R_i = mean_(j != i) G_j
 
 C_i is the gradient of what the method adds to GRPO's advantages: at ratio 1 the gradient is linear in them. R_i is the
-other batches' estimate of the policy gradient, so credit that is biased shows as a loss, and only the paired change means
-something: R_i is noisy, which scales all cosines down. Beside it stands what twice the rollouts give, averaged over the
-partners k of i: cos(G_i + G_k, R_ik) - cos(G_i, R_ik), R_ik without both; it must come out positive, or there are too few
-batches to resolve anything. The share of it that a method reaches, for the tokens that it costs, does not depend on the
-noise of the reference.
+other batches' estimate of the policy gradient, so credit that is biased shows as a loss, and only the paired change
+means something: R_i is noisy, which scales all cosines down. Beside it stands what twice the rollouts give, averaged
+over the partners k of i: cos(G_i + G_k, R_ik) - cos(G_i, R_ik), R_ik without both; it must come out positive, or there
+are too few batches to resolve anything. The share of it that a method reaches, for the tokens that it costs, does not
+depend on the noise of the reference.
 
-Where one of the methods is called `random`, each of the others is compared with it too, batch by batch: what they share
-of the reference's noise cancels.
+Where one of the methods is called `random`, each of the others is compared with it too, batch by batch: what they
+share of the reference's noise cancels.
 
 Standard errors are jackknife ones over batches (Efron, 1981), which count the noise of the reference too. All of this
 needs inner products alone, so gradients of large models are kept as count sketches: each coordinate is added to one of
@@ -52,7 +53,8 @@ SKETCH = 1 << 20
 CHUNK = 1 << 24  # coordinates that are sketched at once
 
 # what a method of an alignment may change; its rollouts and its loss are those of all
-PROPOSAL = ("max_segment_turns", "max_successes", *(f.name for f in dataclasses.fields(Config) if f.name.startswith("judge")))
+JUDGE = tuple(f.name for f in dataclasses.fields(Config) if f.name.startswith("judge"))
+PROPOSAL = ("max_segment_turns", "max_successes", *JUDGE)
 VERIFICATION = ("continuations", "sequential", "share_boundaries")
 CREDIT = (*PROPOSAL, *VERIFICATION, "credit", "credit_weight", "credit_std", "shrinkage")
 
@@ -162,9 +164,8 @@ def check(base: Config, methods: dict[str, Config]) -> None:
     for name, config in methods.items():
         for f in dataclasses.fields(Config):
             if f.name not in CREDIT and getattr(config, f.name) != getattr(base, f.name):
-                raise UserError(
-                    f"method {name}: an alignment compares credit on common rollouts, and --{dashed(f.name)} changes more"
-                )
+                more = f"--{dashed(f.name)} changes more"
+                raise UserError(f"method {name}: an alignment compares credit on common rollouts, and {more}")
 
 
 def add(counts: dict[str, Counter], name: str, new: Counter) -> None:
@@ -174,7 +175,7 @@ def add(counts: dict[str, Counter], name: str, new: Counter) -> None:
 
 
 def sketch(gradient: torch.Tensor, size: int = SKETCH) -> torch.Tensor:
-    """[D] -> [min(D, size)] on the CPU, with nearly the same inner products; always the same random buckets and signs."""
+    """[D] -> [min(D, size)] on the CPU, with nearly the same inner products; buckets and signs are always the same."""
     if len(gradient) <= size:
         return gradient.cpu()
     generator = torch.Generator(gradient.device).manual_seed(0)
@@ -298,8 +299,8 @@ def table(rows: list[dict]) -> list[list[str]]:
         return form.format(row[name]) if row.get(name) is not None else "-"
 
     head = [
-        "credit", "weight", "cosine", "change", "of twice", "over random", "of the norm", "tokens", "extra", "judge tokens",
-        "proposed of eligible", "acceptance", "chance",
+        "credit", "weight", "cosine", "change", "of twice", "over random", "of the norm", "tokens", "extra",
+        "judge tokens", "proposed of eligible", "acceptance", "chance",
     ]  # fmt: skip
     lines = [head]
     for row in rows:

@@ -34,8 +34,9 @@ COSTS = (
 )  # fmt: skip
 # 97.5 % points of Student's t for 1..30 degrees of freedom
 T_975 = (
-    12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281, 2.2010, 2.1788, 2.1604, 2.1448, 2.1314,
-    2.1199, 2.1098, 2.1009, 2.0930, 2.0860, 2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423,
+    12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281,
+    2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860,
+    2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423,
 )  # fmt: skip
 
 
@@ -60,7 +61,8 @@ class Curve:
     def mean_until(self, tokens: float) -> float:
         """The same over generated tokens, from none to `tokens`."""
         inside = [n for n, spent in enumerate(self.tokens) if spent < tokens]
-        return average([*(self.tokens[n] for n in inside), tokens], [*(self.success[n] for n in inside), self.at(tokens)])
+        x, y = [self.tokens[n] for n in inside], [self.success[n] for n in inside]
+        return average([*x, tokens], [*y, self.at(tokens)])
 
 
 def read(method: str, seed: int, path: Path) -> Curve:
@@ -102,6 +104,7 @@ def summarise(curves: list[Curve]) -> list[dict]:
         mine = [curve for curve in curves if curve.method == method]
         pairs = [(curve, baseline[curve.seed]) for curve in mine if curve.seed in baseline]
         verified = sum(curve.totals["verified"] for curve in mine)
+        by_chance = sum((curve.totals["chance"] or 0) * curve.totals["verified"] for curve in mine)
         row = {
             "method": method,
             "seeds": [curve.seed for curve in mine],
@@ -114,7 +117,7 @@ def summarise(curves: list[Curve]) -> list[dict]:
             "difference_at_tokens": None,
             "difference_along_tokens": None,
             "acceptance": sum(curve.totals["accepted"] for curve in mine) / verified if verified else None,
-            "chance": sum((c.totals["chance"] or 0) * c.totals["verified"] for c in mine) / verified if verified else None,
+            "chance": by_chance / verified if verified else None,
         }
         if pairs and method != BASELINE:
             row["difference"] = interval([a.success[-1] - b.success[-1] for a, b in pairs])
@@ -136,7 +139,8 @@ def lines_of(rows: list[dict]) -> list[list[str]]:
 
     head = [
         "method", "seeds", "success at equal updates", "to grpo, paired", "along the curve", "success at equal tokens",
-        "to grpo, paired", "along the curve", "tokens", "judge calls", "judge tokens", "wall s", "CPU s", "acceptance / chance",
+        "to grpo, paired", "along the curve", "tokens", "judge calls", "judge tokens", "wall s", "CPU s",
+        "acceptance / chance",
     ]  # fmt: skip
     lines = [head]
     for row in rows:
@@ -159,29 +163,32 @@ def report(out: Path, cells: dict[tuple[str, int], Path], command: str) -> None:
     rows = summarise(curves)
     start, half = interval([curve.success[0] for curve in curves])
     notes = [
-        f"Success on the test panel, mean ± half a 95 % t interval over seeds, from {start:.3f}. Costs are means per run,"
-        f" without evaluations. Equal tokens: interpolated at {rows[0]['common_tokens']:,} generated tokens. Along the curve:"
-        " the paired difference of success averaged over all of it, from the start to there."
+        f"Success on the test panel, mean ± half a 95 % t interval over seeds, from {start:.3f}. Costs are means per "
+        f"run, without evaluations. Equal tokens: interpolated at {rows[0]['common_tokens']:,} generated tokens. Along "
+        "the curve: the paired difference of success averaged over all of it, from the start to there."
     ]
     result = {"command": command, "git": git_state(), "rows": rows, "cells": [dataclasses.asdict(c) for c in curves]}
     write_text(out / "results.json", json.dumps(result, indent=1) + "\n")
-    write_text(out / "table.md", document("Methods on equal terms", command, lines_of(rows), notes + ["![curves](curves.svg)"]))
+    page = document("Methods on equal terms", command, lines_of(rows), [*notes, "![curves](curves.svg)"])
+    write_text(out / "table.md", page)
     plot(curves, out / "curves.svg")
     show(str(out), lines_of(rows), notes)
 
 
-def report_alignment(out: Path, rows: list[dict], base: Config, methods: dict[str, Config], how: dict, products: dict) -> None:
+def report_alignment(
+    out: Path, rows: list[dict], base: Config, methods: dict[str, Config], how: dict, products: dict
+) -> None:
     """Writes and prints an alignment; `how` it was made: command, policy, batches, seconds; `products` of gradients."""
     from prover_mini.alignment import table
 
     notes = [
         f"{how['batches']} batches of {base.groups_per_step} x {base.group_size} by {how['policy']}; "
-        f"{how['wall_seconds']:.0f} s, {how['cpu_seconds']:.0f} CPU-s. Change of the cosine with the other batches' GRPO "
-        "gradient, ± a standard error, and as a share of what twice the groups change; the same less the change by random "
-        "segments; credit's share of the gradient's norm; generated tokens per batch."
+        f"{how['wall_seconds']:.0f} s, {how['cpu_seconds']:.0f} CPU-s. Change of the cosine with the other batches' "
+        "GRPO gradient, ± a standard error, and as a share of what twice the groups change; the same less the change by "
+        "random segments; credit's share of the gradient's norm; generated tokens per batch."
     ]
     if rows[1]["change"] < 2 * rows[1]["error"]:
-        notes.append("Twice the rollouts do not raise the cosine clearly: too few batches to resolve a method (--batches).")
+        notes.append("Twice the rollouts do not raise the cosine clearly: too few batches to resolve a method.")
     different = {name: changes(config, base) for name, config in methods.items()}
     result = {**how, "git": git_state(), "config": dataclasses.asdict(base), "methods": different, "rows": rows}
     result["products"] = products
@@ -223,7 +230,8 @@ def plot(curves: list[Curve], path: Path) -> None:
     for method in dict.fromkeys(curve.method for curve in curves):
         mine = [curve for curve in curves if curve.method == method]
         steps = sorted(set.intersection(*(set(curve.steps) for curve in mine)))
-        at = [[(curve.tokens[i], curve.success[i]) for curve in mine for i in [curve.steps.index(step)]] for step in steps]
+        places = [[(curve, curve.steps.index(step)) for curve in mine] for step in steps]
+        at = [[(curve.tokens[i], curve.success[i]) for curve, i in place] for place in places]
         means, halves = zip(*(interval([success for _, success in values]) for values in at))
         low = [mean - (half or 0) for mean, half in zip(means, halves)]
         high = [mean + (half or 0) for mean, half in zip(means, halves)]
