@@ -184,8 +184,8 @@ def report_alignment(
     notes = [
         f"{how['batches']} batches of {base.groups_per_step} x {base.group_size} by {how['policy']}; "
         f"{how['wall_seconds']:.0f} s, {how['cpu_seconds']:.0f} CPU-s. Change of the cosine with the other batches' "
-        "GRPO gradient, ± a standard error, and as a share of what twice the groups change; the same less the change by "
-        "random segments; credit's share of the gradient's norm; generated tokens per batch."
+        "GRPO gradient, ± a standard error, and as a share of what twice the groups change; the same less the change "
+        "by random segments; credit's share of the gradient's norm; generated tokens per batch."
     ]
     if rows[1]["change"] < 2 * rows[1]["error"]:
         notes.append("Twice the rollouts do not raise the cosine clearly: too few batches to resolve a method.")

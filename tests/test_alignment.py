@@ -65,7 +65,8 @@ def test_changes_are_those_of_explicit_vectors():
 
 def test_methods_are_paired_with_random_segments():
     plain, added = vectors(6)
-    geometry = Geometry(list(plain), {"credit": list(added), "random": list(added.flip(0)), "same": list(added.flip(0))})
+    other = list(added.flip(0))
+    geometry = Geometry(list(plain), {"credit": list(added), "random": other, "same": other})
     counts = {name: Counter(tokens=600) for name in ("", *geometry.names)}
     rows = {(row["method"], row.get("weight")): row for row in results(Measured(counts=counts), geometry, [1.0, 4.0])}
     for weight in (1.0, 4.0):
