@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What credit buys, on equal terms: every alignment and study of docs/evidence.md, two to three hours on two cores.
-#   benchmarks/evidence.sh [rules|alignment|studies|ladder] ...     results in runs/evidence; finished cells are skipped
+#   benchmarks/evidence.sh [rules|alignment|options|studies|ladder] ...
+# Results lie in runs/evidence; what is finished there is skipped.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS=1
@@ -10,7 +11,7 @@ align() { # NAME FLAGS: what each credit adds to one gradient, at a fixed policy
   local name=$1
   shift
   [ -e "$runs/$name/alignment.json" ] || python -m prover_mini.compare --alignment --batches "$batches" \
-    --weights 1 4 8 --methods prover k2:--continuations=2 random judge_reward --out "$runs/$name" "$@"
+    --weights 1 4 8 --methods prover "k2:--credit prover --continuations 2" random judge_reward --out "$runs/$name" "$@"
 }
 
 rules() { # NAME FLAGS: the same for judges that need no language model
@@ -18,6 +19,14 @@ rules() { # NAME FLAGS: the same for judges that need no language model
   shift
   [ -e "$runs/rules-$name/alignment.json" ] || python -m benchmarks.judge_rules --batches 24 --seed 5 \
     --out "$runs/rules-$name" "$@"
+}
+
+options() { # NAME FLAGS: options beyond the source
+  local name=$1
+  shift
+  [ -e "$runs/options-$name/alignment.json" ] || python -m prover_mini.compare --alignment --batches 20 --seed 1 \
+    --methods prover "rounds:--sequential 0.1" "shrunk:--shrinkage 1" "rounds_shrunk:--sequential 0.2 --shrinkage 1" \
+    --out "$runs/options-$name" "$@"
 }
 
 study() { # NAME SEEDS FLAGS: learning curves, in batches so small that more rollouts do help
@@ -28,7 +37,7 @@ study() { # NAME SEEDS FLAGS: learning curves, in batches so small that more rol
 }
 weight_4="--credit-weight 4 --continuations 2"
 
-for part in ${*:-rules alignment studies ladder}; do
+for part in ${*:-rules alignment options studies ladder}; do
   case $part in
     alignment) # the three environments, and the start at which the deciding step is rare
       batches=20
@@ -42,6 +51,10 @@ for part in ${*:-rules alignment studies ladder}; do
       rules alfworld-rare --env alfworld --model tiny-rare
       rules webshop --env webshop
       rules searchqa --env searchqa
+      ;;
+    options)
+      options alfworld --env alfworld
+      options searchqa --env searchqa
       ;;
     studies)
       more=("w4_k2_random:$weight_4 --judge random" "twice:--credit grpo --groups-per-step 8")
@@ -67,7 +80,7 @@ for part in ${*:-rules alignment studies ladder}; do
       align alfworld-rare-trained --checkpoint $runs/trained-alfworld
       ;;
     *)
-      echo "evidence.sh: $part: choose of rules, alignment, studies, ladder" >&2
+      echo "evidence.sh: $part: choose of rules, alignment, options, studies, ladder" >&2
       exit 2
       ;;
   esac

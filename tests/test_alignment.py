@@ -199,3 +199,5 @@ def test_only_credit_may_differ():
         check(base, {"larger": replace(base, group_size=16)})
     with pytest.raises(UserError, match="--kl-coef"):
         check(replace(base, kl_coef=0.1), {})
+    with pytest.raises(UserError, match="k2: --credit grpo adds nothing"):
+        check(replace(base, credit="grpo"), {"k2": replace(base, credit="grpo", continuations=2)})
