@@ -231,9 +231,10 @@ class Geometry:
         return float((two_nn - one_nn)[~np.eye(len(batches), dtype=bool)].mean())
 
     def products(self) -> dict[str, list]:
-        """All of it as plain numbers, from which a reader can compute other weights."""
-        added = {name: {"CG": self.CG_nn[name].tolist(), "CC": self.CC_n[name].tolist()} for name in self.names}
-        return {"GG": self.GG_nn.tolist(), "added": added}
+        """All of it as plain numbers of seven digits, from which a reader can compute other weights."""
+        short = np.vectorize(lambda x: float(f"{x:.7g}"))
+        added = {n: {"CG": short(self.CG_nn[n]).tolist(), "CC": short(self.CC_n[n]).tolist()} for n in self.names}
+        return {"GG": short(self.GG_nn).tolist(), "added": added}
 
     def share(self, method: str, weight: float) -> float:
         """Mean of |weight C_i| / |G_i|."""
