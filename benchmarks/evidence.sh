@@ -57,11 +57,11 @@ for part in ${*:-rules alignment options studies ladder}; do
       options searchqa --env searchqa
       ;;
     studies)
-      more=("w4_k2_random:$weight_4 --judge random" "twice:--credit grpo --groups-per-step 8")
-      study alfworld-20-turns 5 "${more[@]}" --env alfworld --max-turns 20 --lr 5e-4 --steps 24 --eval-every 8
-      study alfworld-rare 5 "${more[@]}" --env alfworld --model tiny-rare --lr 5e-4 --steps 24 --eval-every 8
-      study webshop 5 --env webshop --steps 24 --eval-every 8
-      study searchqa 5 --env searchqa --steps 40 --eval-every 10
+      study alfworld-20-turns 5 "w4_k2_random:$weight_4 --judge random" "twice:--credit grpo --groups-per-step 8" \
+        --env alfworld --max-turns 20 --lr 5e-4 --steps 24 --eval-every 8
+      study alfworld-rare 5 --env alfworld --model tiny-rare --lr 5e-4 --steps 24 --eval-every 8
+      study webshop 5 --env webshop --steps 24 --eval-every 12
+      study searchqa 5 --env searchqa --steps 40 --eval-every 20
       ;;
     ladder) # the same by length of an episode, and as training goes on
       batches=12
