@@ -198,7 +198,7 @@ def compare(args: argparse.Namespace, common: list[str], methods: dict[str, list
     finished = {cell.key: cell.path for cell in cells if state(cell) == "finished"}
     if not finished:
         raise UserError(f"{out}: no cell is finished; see {out}/logs")
-    report(out, finished, shlex.join([*sys.orig_argv[:1], "-m", "prover_mini.compare", *sys.argv[1:]]))
+    report(out, finished, shlex.join(sys.orig_argv))
     return 1 if failed else 0
 
 
@@ -325,7 +325,7 @@ def align(args: argparse.Namespace, common: list[str], methods: dict[str, list[s
     rows = alignment.results(measured, geometry, args.weights)
     if distributed.main():
         how = {
-            "command": shlex.join([*sys.orig_argv[:1], "-m", "prover_mini.compare", *sys.argv[1:]]),
+            "command": shlex.join(sys.orig_argv),
             "policy": policy or base.model,
             "batches": args.batches,
             "wall_seconds": time.perf_counter() - begun,
