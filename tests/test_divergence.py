@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from prover_mini.judge import DivergenceJudge
-from prover_mini.judge.scripted import kind, names
+from prover_mini.judge.scripted import kind, names, said
 from prover_mini.trajectory import Group
 from tests.test_credit import TASK, trajectory
 from tests.toys import toy_config
@@ -82,12 +84,30 @@ def test_the_last_of_equally_missed_steps():
 
 def test_prose_and_thoughts_around_an_action_do_not_count():
     plain = kind("<action>heat egg 1 with microwave 1</action>")
-    assert kind("<think>Try <action>open x</action></think> I say: <Action>heat cup 2 with stove 1</Action>") != plain
+    assert kind("<think>Try <action>open x</action></think> I say: <Action>heat cup 2 with stove 1</ACTION>") == plain
     assert kind("<think>Try 1</think> Well 2: <action>heat cup 2 with stove 1</action> there") == plain
     assert plain == ("action", "heat", "#", "with", "#")
     assert kind("click[B0DIEBOMWO]") == ("click", "#") != kind("click[tall]") == ("click", "tall")
     assert kind("<search>capital of Sao Tome</search>") == ("search", "capital", "of", "#")
     assert kind("") == () and names('"Vatican City" borders .va, and the mug 12!') == {"vatican", "city", "mug 12"}
+
+
+def outermost(text: str) -> str:
+    """The last pair of tags, by a search from every opening one."""
+    pairs = re.findall(r"<(\w+)>(.*?)</\1>", text, re.DOTALL | re.IGNORECASE)
+    return f"{pairs[-1][0].lower()} {pairs[-1][1]}" if pairs else text
+
+
+@given(st.lists(st.sampled_from(["<a>", "</a>", "<A>", "</b>", "<b>", "</A>", "<", "/b>", "x", "\n"])).map("".join))
+def test_the_last_tag_that_is_closed_says_what_was_done(text):
+    assert said(text) == outermost(text)
+
+
+@pytest.mark.parametrize("text", ["<a>x" * 250_000, "<a>" * 300_000, "</a>" * 250_000, "1 " * 500_000])
+def test_a_megabyte_without_sense_takes_no_time(text):
+    begun = time.process_time()
+    assert len(kind(text)) <= 500_000
+    assert time.process_time() - begun < 5
 
 
 WORDS = ["go", "take", "mug 1", "mug 2", "Rome", "B7", "red"]

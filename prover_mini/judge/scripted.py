@@ -11,7 +11,7 @@ from prover_mini.judge.base import Answer, Judge
 from prover_mini.seeds import derive
 from prover_mini.trajectory import Group, Segment, Trajectory
 
-TAGGED = re.compile(r"<(\w+)>(.*?)</\1>", re.DOTALL)  # <action>..</action>, <search>..</search>
+OPENING, CLOSING = re.compile(r"<(\w+)>"), re.compile(r"</(\w+)>")  # <action>..</action>, <search>..</search>
 WORD = re.compile(r"[^\s<>\[\](){}|\"]+")
 NAME = "#"
 LEAST_MISSED = 0.5  # share of the failures
@@ -63,22 +63,32 @@ class DivergenceJudge(Judge):
 
 
 def said(action: str) -> str:
-    """What a turn does: its last tag and what stands in it, else all of it without thoughts."""
-    text = spoken(action)
-    tagged = TAGGED.findall(text)
-    return " ".join(tagged[-1]) if tagged else text
+    """What a turn does: its last tag, in any case, and what stands in it, else all of it without thoughts."""
+    text = found = spoken(action)
+    closings: dict[str, list[re.Match]] = {}  # the nearest last: a search from every tag is quadratic in unclosed ones
+    for closing in reversed(list(CLOSING.finditer(text))):
+        closings.setdefault(closing[1].lower(), []).append(closing)
+    end = 0
+    for opening in OPENING.finditer(text):
+        tag = opening[1].lower()
+        ahead = closings.get(tag, [])
+        while ahead and ahead[-1].start() < opening.end():
+            ahead.pop()
+        if ahead and opening.start() >= end:
+            found, end = f"{tag} {text[opening.end() : ahead[-1].start()]}", ahead[-1].end()
+    return found
 
 
 def words(text: str) -> list[str]:
     """Words without brackets and closing punctuation, a number joined to the word before it: "mug 1"."""
-    out: list[str] = []
+    out: list[list[str]] = []
     for word in WORD.findall(text):
         word = word.rstrip(".,:;!?'")
         if word.isdecimal() and out:
-            out[-1] += f" {word}"
+            out[-1].append(word)
         elif word:
-            out.append(word)
-    return out
+            out.append([word])
+    return [" ".join(parts) for parts in out]
 
 
 def is_name(word: str) -> bool:
