@@ -65,17 +65,27 @@ def test_changes_are_those_of_explicit_vectors():
 
 def test_methods_are_paired_with_random_segments():
     plain, added = vectors(6)
-    other = list(added.flip(0))
-    geometry = Geometry(list(plain), {"credit": list(added), "random": other, "same": other})
+    other = added.flip(0)
+    geometry = Geometry(list(plain), {"credit": list(added), "random": list(other), "same": list(other)})
     counts = {name: Counter(tokens=600) for name in ("", *geometry.names)}
-    rows = {(row["method"], row.get("weight")): row for row in results(Measured(counts=counts), geometry, [1.0, 4.0])}
+    lines = results(Measured(counts=counts), geometry, [1.0, 4.0])
+    rows = {(row["method"], row.get("weight")): row for row in lines}
+
+    def ahead(weight: float, *without: int) -> float:
+        left = [i for i in range(6) if i not in without]
+        references = {i: others(plain, i, *without) for i in left}
+        pairs = [[plain[i] + weight * credit[i] for credit in (added, other)] for i in left]
+        return float(np.mean([cosine(a, references[i]) - cosine(b, references[i]) for i, (a, b) in zip(left, pairs)]))
+
     for weight in (1.0, 4.0):
-        row, control = rows["credit", weight], rows["random", weight]
-        assert row["over_random"][0] == pytest.approx(row["change"] - control["change"])
-        assert 0 < row["over_random"][1] < row["error"] + control["error"]
-        assert rows["same", weight]["over_random"] == (0, 0) and control["over_random"] is None
+        without_one = np.array([ahead(weight, i) for i in range(6)])
+        error = np.sqrt(5 * without_one.var())  # jackknife
+        assert rows["credit", weight]["over_random"] == pytest.approx((ahead(weight), error))
+        assert rows["same", weight]["over_random"] == (0, 0) and rows["random", weight]["over_random"] is None
+    head, *texts = table(lines)
+    assert texts[3][head.index("over random")] == f"{ahead(4.0):+.3f} ± {error:.3f}"
     alone = results(Measured(counts=counts), Geometry(list(plain), {"credit": list(added)}), [1.0])
-    assert alone[-1]["over_random"] is None and table(alone)[-1].count("-") >= 3
+    assert alone[-1]["over_random"] is None and table(alone)[-1][head.index("over random")] == "-"
 
 
 def test_the_standard_error_of_a_mean_is_the_usual_one():
