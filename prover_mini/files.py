@@ -52,10 +52,15 @@ def read_metrics(path: Path) -> list[dict]:
         try:
             rows.append(json.loads(line))
         except ValueError:
-            break
+            continue
         if not isinstance(rows[-1], dict) or not isinstance(rows[-1].get("step"), int):
             raise UserError(f"{path}, line {number}: is not what a run writes there")
     return rows
+
+
+def lost_steps(rows: list[dict], last: int) -> list[int]:
+    """Steps of 1 to `last` that have no line among the metrics."""
+    return sorted(set(range(1, last + 1)) - {row["step"] for row in rows})
 
 
 def finite(value: Any) -> Any:
