@@ -76,6 +76,11 @@ def test_equal_tokens_are_interpolated_and_differences_are_paired():
     assert (prover["acceptance"], prover["chance"]) == pytest.approx((18 / 40, 13 / 40))
     lines = lines_of([grpo, prover])
     assert [line[0] for line in lines] == ["method", "grpo", "prover"] and len({len(line) for line in lines}) == 1
+    updates = ["success", "difference", "difference_along"]
+    tokens = ["success_at_tokens", "difference_at_tokens", "difference_along_tokens"]
+    for first, names in ((2, updates), (5, tokens)):
+        shown = [float(cell.partition(" ")[0]) for cell in lines[2][first : first + 3]]
+        assert shown == pytest.approx([prover[name][0] for name in names], abs=5.1e-4)
 
 
 def test_the_plot_is_an_svg_with_every_method(tmp_path):

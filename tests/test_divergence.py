@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.judge_rules import Alone, Milestone, Novelty
 from prover_mini.judge import DivergenceJudge
 from prover_mini.judge.scripted import kind, names, said
 from prover_mini.trajectory import Group
@@ -24,11 +25,11 @@ def play(reward: float, *steps: tuple[str, str], invalid=()):
     return trajectory(reward, [f"<action>{a}</action>" for a, _ in steps], [o for _, o in steps], invalid)
 
 
-def proposed(reference, *failures, **options) -> tuple[int, int] | None:
+def proposed(reference, *failures, judge=DivergenceJudge, **options) -> tuple[int, int] | None:
     reference.turns[0].observation = START
     for failure in failures:
         failure.turns[0].observation = START
-    (answer,) = DivergenceJudge(toy_config(**options)).propose([Group(0, TASK, [*failures, reference])], 1)
+    (answer,) = judge(toy_config(**options)).propose([Group(0, TASK, [*failures, reference])], 1)
     assert answer is None or answer.trajectory is reference
     return answer and (answer.first_turn, answer.last_turn)
 
@@ -90,6 +91,17 @@ def test_prose_and_thoughts_around_an_action_do_not_count():
     assert kind("click[B0DIEBOMWO]") == ("click", "#") != kind("click[tall]") == ("click", "tall")
     assert kind("<search>capital of Sao Tome</search>") == ("search", "capital", "of", "#")
     assert kind("") == () and names('"Vatican City" borders .va, and the mug 12!') == {"vatican", "city", "mug 12"}
+
+
+def test_the_judges_that_are_measured_beside_it():
+    failures = [play(0, LOOK, TAKE, TABLE, PUT) for _ in range(3)]
+    proposals = {judge: proposed(success(), *failures, judge=judge) for judge in (Alone, Novelty, Milestone)}
+    assert proposals == {Alone: (3, 3), Novelty: (2, 2), Milestone: (2, 3)}
+    unlucky = [*failures, play(0, GO, TABLE), play(0, GO, HEAT, TABLE)]
+    assert proposed(success(), *unlucky, judge=Novelty) == (3, 3)  # what heating says is news to more of them
+    assert proposed(success(), play(0, *[LOOK, TAKE, GO, HEAT, TABLE, PUT, LOOK]), judge=Novelty) is None
+    assert proposed(success(invalid={2}), *failures, judge=Milestone) == (3, 3)
+    assert proposed(play(1, LOOK, TAKE, TABLE, PUT), *failures, judge=Milestone) is None
 
 
 def outermost(text: str) -> str:

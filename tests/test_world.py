@@ -151,14 +151,21 @@ def test_panels_are_those_on_record(split, mix):
 
 
 @pytest.mark.parametrize("split", list(world.SHARES))
-@pytest.mark.parametrize("mix", ["4-hop:1", "comparison:1", "2-hop:.25,3-hop:.25,4-hop:.5", "1-hop:.8,4-hop:.2"])
+@pytest.mark.parametrize("mix", ["4-hop:1", "comparison:1", "2-hop:.5,4-hop:.5", "1-hop:.8,4-hop:.2,2-hop:0"])
 def test_a_scarce_kind_makes_the_panel_smaller_and_keeps_the_shares(split, mix):
     have, chosen = (Counter(q["kind"] for q in qs) for qs in (everything(split), world.questions(split, mix)))
-    shares = world.parse_mix(mix)
+    shares = {kind: share for kind, share in world.parse_mix(mix).items() if share}
     scarcest = min(shares, key=lambda kind: have[kind] / shares[kind])
     assert chosen[scarcest] == have[scarcest] and chosen.total() < world.QUESTIONS[split]
     assert set(chosen) == set(shares)
     assert all(abs(chosen[kind] - share * chosen.total()) <= 0.5 for kind, share in shares.items())
+
+
+def test_a_panel_is_whole_where_every_kind_has_what_its_share_rounds_to():
+    shares = {"1-hop": 0.9365, "4-hop": 0.0635}  # 374.6 and 25.4 of 400
+    assert world.counts_of(shares, {"1-hop": 375, "4-hop": 25}, 400) == {"1-hop": 375, "4-hop": 25}
+    assert world.counts_of(shares, {"1-hop": 375, "4-hop": 24}, 400) == {"1-hop": 354, "4-hop": 24}
+    assert world.counts_of(shares, {"1-hop": 374, "4-hop": 99}, 400) == {"1-hop": 374, "4-hop": 25}
 
 
 @pytest.mark.parametrize("have", [{"1-hop": 500, "4-hop": 0}, {"1-hop": 500, "4-hop": 3}])
