@@ -101,7 +101,10 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--methods", nargs="+", help="Methods, by name or as NAME:FLAGS.")
+    parser.add_argument(
+        "--methods", nargs="+",
+        help="Methods, by name or as NAME:FLAGS. (default: all named ones; --alignment: prover random judge_reward)",
+    )  # fmt: skip
     parser.add_argument("--seeds", type=int, default=5, help="How many: seed 0, 1, ..., one cell each. (default: 5)")
     parser.add_argument("--jobs", type=int, default=1, help="Cells that run side by side; 0 only reports. (default: 1)")
     parser.add_argument("--ranks", type=int, default=1, help="Processes of each cell, by torchrun. (default: 1)")
@@ -109,7 +112,9 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
         "--train", metavar="FILE",
         help="A script of yours that adds judges, methods or environments and calls train.main.",
     )  # fmt: skip
-    parser.add_argument("--out", help="The study's directory. (default: runs/compare-ENV or runs/alignment-ENV)")
+    parser.add_argument(
+        "--out", help="The study's directory. (default: runs/compare-ENV, or the next free runs/alignment-ENV-NUMBER)"
+    )
     parser.add_argument("--dry-run", action="store_true", help="Print what would run, and write nothing.")
     parser.add_argument("--alignment", action="store_true", help="Compare gradients at a fixed policy instead of runs.")
     parser.add_argument("--batches", type=int, default=16, help="--alignment: batches that are drawn. (default: 16)")

@@ -188,7 +188,7 @@ def test_finished_cells_are_skipped_broken_ones_resumed(fake, tmp_path, capsys):
     kept = (out / "grpo-1" / "metrics.jsonl").read_text().splitlines(keepends=True)[1:]
     (out / "grpo-1" / "metrics.jsonl").write_text("".join(kept))
     assert main(*arguments) == 2
-    assert "grpo-1/metrics.jsonl lacks the lines of step 1: what it cost is not known" in capsys.readouterr().err
+    assert "grpo-1/metrics.jsonl lacks the lines of step 1; move the run away" in capsys.readouterr().err
 
 
 def test_a_study_that_is_stopped_stops_its_cells_and_is_not_started_twice(fake, tmp_path):
