@@ -73,7 +73,8 @@ def read(method: str, seed: int, path: Path) -> Curve:
         evaluations = [json.loads(file.read_text()) for file in sorted(path.glob("eval/step_*.json"))]
         steps = [e["step"] for e in evaluations]
         if lost := lost_steps(rows, max(steps)):
-            raise UserError(f"{path}/metrics.jsonl lacks the lines of step {spans(lost)}; move the run away to repeat it")
+            lacks = f"{path}/metrics.jsonl lacks the lines of step {spans(lost)}"
+            raise UserError(f"{lacks}; move the run away to repeat it")
         tokens, success = [spent[step] for step in steps], [float(e["success_rate"]) for e in evaluations]
         return Curve(method, seed, steps, tokens, success, {"tokens": spent[-1], **figures(rows)})
     except (OSError, ValueError, TypeError, KeyError, IndexError) as error:

@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from envs import load_suite
 from envs.searchqa.retriever import HTTPRetriever, RetrievalError
 from prover_mini.errors import UserError
+from tests.judge_server import HTTP
 
 DOCUMENTS = [{"id": str(i), "contents": f'"Title {i}"\ntext {i}'} for i in range(5)]
 TEXTS = [document["contents"] for document in DOCUMENTS]
@@ -45,10 +46,6 @@ def single_query(request):
     return (200, {"result": DOCUMENTS[: request["topk"]]}) if "query" in request else (422, {"detail": "no query"})
 
 
-class Server(ThreadingHTTPServer):
-    request_queue_size = 128  # of more clients at once than wait in the queue, by default 5, some are reset
-
-
 @pytest.fixture
 def serve():
     """serve(answer, ...) starts a server that gives the n-th request to the n-th answer, the last one to the rest."""
@@ -70,7 +67,7 @@ def serve():
                 pass
 
         seen = []
-        server = Server(("127.0.0.1", 0), Handler)
+        server = HTTP(("127.0.0.1", 0), Handler)
         servers.append(server)
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         return f"http://127.0.0.1:{server.server_port}/retrieve", seen
