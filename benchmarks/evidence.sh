@@ -59,9 +59,11 @@ for part in ${*:-rules alignment options studies ladder}; do
     studies)
       study alfworld-20-turns 5 "w4_k2_random:$weight_4 --judge random" "twice:--credit grpo --groups-per-step 8" \
         --env alfworld --max-turns 20 --lr 5e-4 --steps 24 --eval-every 8
-      study alfworld-rare 5 --env alfworld --model tiny-rare --lr 5e-4 --steps 24 --eval-every 8
       study webshop 5 --env webshop --steps 24 --eval-every 12
       study searchqa 5 --env searchqa --steps 40 --eval-every 20
+      study alfworld-rare 5 --env alfworld --model tiny-rare --lr 5e-4 --steps 24 --eval-every 8
+      batches=60
+      align alfworld-20-turns-4-groups --env alfworld --max-turns 20 --groups-per-step 4
       ;;
     ladder) # the same by length of an episode, and as training goes on
       batches=12
