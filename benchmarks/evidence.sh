@@ -6,6 +6,10 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS=1
 runs=runs/evidence
+parts="rules alignment options studies ladder"
+for part in "$@"; do
+  [[ " $parts " == *" $part "* ]] || { echo "evidence.sh: $part: choose of $parts" >&2; exit 2; }
+done
 
 align() { # NAME FLAGS: what each credit adds to one gradient, at a fixed policy
   local name=$1
@@ -37,7 +41,7 @@ study() { # NAME SEEDS FLAGS: learning curves, in batches so small that more rol
 }
 weight_4="--credit-weight 4 --continuations 2"
 
-for part in ${*:-rules alignment options studies ladder}; do
+for part in ${*:-$parts}; do
   case $part in
     alignment) # the three environments, and the start at which the deciding step is rare
       batches=20
@@ -76,14 +80,10 @@ for part in ${*:-rules alignment options studies ladder}; do
       for trained in searchqa "alfworld --model tiny-rare"; do
         path=$runs/trained-${trained%% *}
         # shellcheck disable=SC2086 # two words
-        [ -e "$path/latest" ] || python train.py --env $trained --credit grpo --eval-every 100 --run-dir "$path"
+        [ -e "$path/latest" ] || python train.py --env $trained --credit grpo --eval-every 100 --save-every 100 --run-dir "$path"
       done
       align searchqa-4-hop --checkpoint $runs/trained-searchqa --mix 4-hop:1
       align alfworld-rare-trained --checkpoint $runs/trained-alfworld
-      ;;
-    *)
-      echo "evidence.sh: $part: choose of rules, alignment, options, studies, ladder" >&2
-      exit 2
       ;;
   esac
 done
