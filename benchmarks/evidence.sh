@@ -66,8 +66,12 @@ for part in ${*:-$parts}; do
       study webshop 5 --env webshop --steps 24 --eval-every 12
       study searchqa 5 --env searchqa --steps 40 --eval-every 20
       study alfworld-rare 5 --env alfworld --model tiny-rare --lr 5e-4 --steps 24 --eval-every 8
+      # what one update of the first study gains from credit, at its start and at its end
       batches=60
       align alfworld-20-turns-4-groups --env alfworld --max-turns 20 --groups-per-step 4
+      batches=40
+      align alfworld-20-turns-trained --checkpoint $runs/study-alfworld-20-turns/grpo-0 --methods prover \
+        "k2:--credit prover --continuations 2" "k2_7:--credit prover --continuations 2 --max-successes 7" random judge_reward
       ;;
     ladder) # the same by length of an episode, and as training goes on
       batches=12
@@ -80,7 +84,8 @@ for part in ${*:-$parts}; do
       for trained in searchqa "alfworld --model tiny-rare"; do
         path=$runs/trained-${trained%% *}
         # shellcheck disable=SC2086 # two words
-        [ -e "$path/latest" ] || python train.py --env $trained --credit grpo --eval-every 100 --save-every 100 --run-dir "$path"
+        [ -e "$path/latest" ] ||
+          python train.py --env $trained --credit grpo --eval-every 100 --save-every 100 --run-dir "$path"
       done
       align searchqa-4-hop --checkpoint $runs/trained-searchqa --mix 4-hop:1
       align alfworld-rare-trained --checkpoint $runs/trained-alfworld
