@@ -63,6 +63,8 @@ for part in ${*:-$parts}; do
     studies)
       study alfworld-20-turns 5 "w4_k2_random:$weight_4 --judge random" "twice:--credit grpo --groups-per-step 8" \
         --env alfworld --max-turns 20 --lr 5e-4 --steps 24 --eval-every 8
+      study alfworld-10-turns 8 --methods grpo "w4_k2:$weight_4" "w4_k2_random:$weight_4 --judge random" \
+        "twice:--credit grpo --groups-per-step 8" --env alfworld --max-turns 10 --lr 5e-4 --steps 24 --eval-every 8
       study webshop 5 --env webshop --steps 24 --eval-every 12
       study searchqa 5 --env searchqa --steps 40 --eval-every 20
       study alfworld-rare 5 --env alfworld --model tiny-rare --lr 5e-4 --steps 24 --eval-every 8
