@@ -40,8 +40,9 @@ class DivergenceJudge(Judge):
 
     The last step with the largest share is proposed, together with the turn before it, which led there; nothing where
     fewer than half of the failures missed it. A failure that never found the thing was not shown its name, so being
-    lucky in a search is no such step. Made for terse actions in a fixed form: of queries in free words hardly two are of
-    one kind, and a verb with a capital letter is taken for a name. Cost: one pass over the group's texts, no model call.
+    lucky in a search is no such step. Made for terse actions in a fixed form: of queries in free words hardly two are
+    of one kind, and a verb with a capital letter is taken for a name. Cost: one pass over the group's texts, no model
+    call.
     """
 
     def propose_one(self, group: Group, step: int) -> Answer:
