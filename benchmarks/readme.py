@@ -40,7 +40,7 @@ EXACTNESS = "python -m pytest -q -s tests/test_exactness.py"
 FORKS = "python -m benchmarks.verify_cost"
 ALFWORLD = "python -m benchmarks.alfworld_speed"
 CHECKS = [
-    Check("passages", PASSAGES, r"searching ([\d,]+)\s+passages", r"(\d+)", 1),
+    Check("passages", PASSAGES, r"searching\s+([\d,]+)\s+passages", r"(\d+)", 1),
     Check(
         "parameters, searchqa, M", PARAMETERS.format("searchqa"),
         r"hybrid of ([\d.]+) M parameters", r"([\d.]+)", 1.02,
