@@ -65,7 +65,7 @@ def test_a_trainer_step_is_the_same_on_torch_and_triton(tmp_path):
     assert fused_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-7)
 
 
-@pytest.mark.parametrize("job", jobs(), ids=lambda job: f"{job.target}-{job.name}-{job.label}")
+@pytest.mark.parametrize("job", list(jobs()), ids=lambda job: f"{job.target}-{job.name}-{job.label}")
 def test_every_configuration_compiles_without_spills(job):
     used = compile_job(job)
     assert not used.double_precision
