@@ -11,7 +11,7 @@ from prover_mini.judge.base import Answer, Judge
 from prover_mini.seeds import derive
 from prover_mini.trajectory import Group, Segment, Trajectory
 
-OPENING, CLOSING = re.compile(r"<(\w+)>"), re.compile(r"</(\w+)>")  # <action>..</action>, <search>..</search>
+CLOSING = re.compile(r"</(\w+)>")  # of <action>..</action>, <search>..</search>
 WORD = re.compile(r"[^\s<>\[\](){}|\"]+")
 NAME = "#"
 LEAST_MISSED = 0.5  # share of the failures
@@ -65,20 +65,14 @@ class DivergenceJudge(Judge):
 
 
 def said(action: str) -> str:
-    """What a turn does: its last tag, in any case, and what stands in it, else all of it without thoughts."""
-    text = found = spoken(action)
-    closings: dict[str, list[re.Match]] = {}  # the nearest last: a search from every tag is quadratic in unclosed ones
-    for closing in reversed(list(CLOSING.finditer(text))):
-        closings.setdefault(closing[1].lower(), []).append(closing)
-    end = 0
-    for opening in OPENING.finditer(text):
-        tag = opening[1].lower()
-        ahead = closings.get(tag, [])
-        while ahead and ahead[-1].start() < opening.end():
-            ahead.pop()
-        if ahead and opening.start() >= end:
-            found, end = f"{tag} {text[opening.end() : ahead[-1].start()]}", ahead[-1].end()
-    return found
+    """What a turn does: the tag that it closes last, in any case, with what stands in it; else all but its thoughts."""
+    text = spoken(action)
+    if closing := next(reversed(list(CLOSING.finditer(text))), None):
+        tag = closing[1]
+        *_, opened = re.split(f"<{tag}>", text[: closing.end()], flags=re.IGNORECASE)
+        if len(opened) < closing.end():
+            return f"{tag.lower()} {re.split(f'</{tag}>', opened, flags=re.IGNORECASE)[0]}"
+    return text
 
 
 def words(text: str) -> list[str]:
