@@ -11,26 +11,23 @@ for part in "$@"; do
   [[ " $parts " == *" $part "* ]] || { echo "evidence.sh: $part: choose of $parts" >&2; exit 2; }
 done
 
+once() { # NAME COMMAND: makes an alignment that is not there yet
+  [ -e "$runs/$1/alignment.json" ] || "${@:2}" --out "$runs/$1"
+}
+
 align() { # NAME FLAGS: what each credit adds to one gradient, at a fixed policy
-  local name=$1
-  shift
-  [ -e "$runs/$name/alignment.json" ] || python -m prover_mini.compare --alignment --batches "$batches" \
-    --weights 1 4 8 --methods prover "k2:--credit prover --continuations 2" random judge_reward --out "$runs/$name" "$@"
+  once "$1" python -m prover_mini.compare --alignment --batches "$batches" --weights 1 4 8 \
+    --methods prover "k2:--credit prover --continuations 2" random judge_reward "${@:2}"
 }
 
 rules() { # NAME FLAGS: the same for judges that need no language model
-  local name=$1
-  shift
-  [ -e "$runs/rules-$name/alignment.json" ] || python -m benchmarks.judge_rules --batches 24 --seed 5 \
-    --out "$runs/rules-$name" "$@"
+  once "rules-$1" python -m benchmarks.judge_rules --batches 24 --seed 5 "${@:2}"
 }
 
 options() { # NAME FLAGS: options beyond the source
-  local name=$1
-  shift
-  [ -e "$runs/options-$name/alignment.json" ] || python -m prover_mini.compare --alignment --batches 20 --seed 1 \
+  once "options-$1" python -m prover_mini.compare --alignment --batches 20 --seed 1 \
     --methods prover "rounds:--sequential 0.1" "shrunk:--shrinkage 1" "rounds_shrunk:--sequential 0.2 --shrinkage 1" \
-    --out "$runs/options-$name" "$@"
+    "${@:2}"
 }
 
 study() { # NAME SEEDS FLAGS: learning curves, in batches so small that more rollouts do help
