@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 
 from prover_mini import compare
-from prover_mini.credit import segment_error, valid_segments
+from prover_mini.credit import first_creditable, valid_segments
 from prover_mini.judge import JUDGES, Answer, DivergenceJudge, Judge
 from prover_mini.judge.scripted import said, words
 from prover_mini.trajectory import Group, Segment, Trajectory
@@ -26,7 +26,7 @@ PROCESSES = {"heat", "cool", "clean", "use"}
 
 class Alone(DivergenceJudge):
     def _span(self, reference: Trajectory, n: int) -> tuple[int, int] | None:
-        return None if segment_error(reference, n, n, self.config.max_segment_turns) else (n, n)
+        return first_creditable(reference, [(n, n)], self.config.max_segment_turns)
 
 
 class Novelty(Judge):
@@ -44,8 +44,7 @@ class Milestone(Judge):
         reference = group.reference
         for n in range(len(reference.turns) - 1, -1, -1):
             if PROCESSES & set(words(said(reference.turns[n].action))):
-                spans = [(n - 1, n), (n, n)]
-                span = next((s for s in spans if not segment_error(reference, *s, self.config.max_segment_turns)), None)
+                span = first_creditable(reference, [(n - 1, n), (n, n)], self.config.max_segment_turns)
                 return span and Segment(reference, *span, "the step that this kind of task turns on")
         return None
 

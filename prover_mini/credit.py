@@ -69,6 +69,11 @@ def valid_segments(trajectory: Trajectory, max_turns: int) -> list[tuple[int, in
     ]
 
 
+def first_creditable(trajectory: Trajectory, spans: list[tuple[int, int]], max_turns: int) -> tuple[int, int] | None:
+    """The first (first, last) of `spans` that may be credited."""
+    return next((span for span in spans if not segment_error(trajectory, *span, max_turns)), None)
+
+
 @dataclass(frozen=True)
 class Credit:
     """Rows in the order of `batch(groups)`: advantage_B [B] and credit_BN [B, longest horizon], float64."""

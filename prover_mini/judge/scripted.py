@@ -6,7 +6,7 @@ import random
 import re
 
 from envs.action import spoken
-from prover_mini.credit import segment_error, valid_segments
+from prover_mini.credit import first_creditable, valid_segments
 from prover_mini.judge.base import Answer, Judge
 from prover_mini.seeds import derive
 from prover_mini.trajectory import Group, Segment, Trajectory
@@ -61,7 +61,7 @@ class DivergenceJudge(Judge):
     def _span(self, reference: Trajectory, n: int) -> tuple[int, int] | None:
         """Turn n with the one before it, or of these two the one that may be credited."""
         spans = [(n - 1, n), (n, n), (n - 1, n - 1)]
-        return next((s for s in spans if not segment_error(reference, *s, self.config.max_segment_turns)), None)
+        return first_creditable(reference, spans, self.config.max_segment_turns)
 
 
 def said(action: str) -> str:
