@@ -58,9 +58,10 @@ def read_metrics(path: Path) -> list[dict]:
     return rows
 
 
-def lost_steps(rows: list[dict], last: int) -> list[int]:
-    """Steps of 1 to `last` that have no line among the metrics."""
-    return sorted(set(range(1, last + 1)) - {row["step"] for row in rows})
+def lost_lines(path: Path, rows: list[dict], last: int) -> str:
+    """Says which of the steps 1 to `last` have no line among the rows of the metrics at `path`; "" where all have."""
+    lost = sorted(set(range(1, last + 1)) - {row["step"] for row in rows})
+    return f"{path} lacks the lines of step {spans(lost)}" if lost else ""
 
 
 def finite(value: Any) -> Any:

@@ -32,7 +32,7 @@ from prover_mini import distributed
 from prover_mini.config import Config, dashed
 from prover_mini.credit import Credit, batch
 from prover_mini.errors import SharedError, UserError
-from prover_mini.files import finite, lost_steps, next_free, read_metrics, spans, step_name, write_text
+from prover_mini.files import finite, lost_lines, next_free, read_metrics, step_name, write_text
 from prover_mini.summary import closing_table
 from prover_mini.tracker import Tracker, names_of
 from prover_mini.trajectory import Group
@@ -202,9 +202,8 @@ class Run:
         write_text(self.path / "git.txt", git_state())
         rows = [row for row in read_metrics(self.path / "metrics.jsonl") if row["step"] <= done]
         write_text(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-        if lost := lost_steps(rows, done):
-            lacks = f"{self.path}/metrics.jsonl lacks the lines of step {spans(lost)}"
-            self.say(f"warning: {lacks}; the run goes on without them")
+        if lost := lost_lines(self.path / "metrics.jsonl", rows, done):
+            self.say(f"warning: {lost}; the run goes on without them")
         for file in [f for folder in ("rollouts", "judge", "eval") for f in self.path.glob(f"{folder}/step_*")]:
             if file.stem > step_name(done):
                 file.unlink()

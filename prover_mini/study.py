@@ -23,7 +23,7 @@ import numpy as np
 
 from prover_mini.config import Config
 from prover_mini.errors import UserError
-from prover_mini.files import lost_steps, read_metrics, spans, write_text
+from prover_mini.files import lost_lines, read_metrics, write_text
 from prover_mini.run import git_state
 from prover_mini.summary import figures
 
@@ -72,9 +72,8 @@ def read(method: str, seed: int, path: Path) -> Curve:
         spent = [0, *itertools.accumulate(generated(row) for row in rows)]
         evaluations = [json.loads(file.read_text()) for file in sorted(path.glob("eval/step_*.json"))]
         steps = [e["step"] for e in evaluations]
-        if lost := lost_steps(rows, max(steps)):
-            lacks = f"{path}/metrics.jsonl lacks the lines of step {spans(lost)}"
-            raise UserError(f"{lacks}; move the run away to repeat it")
+        if lost := lost_lines(path / "metrics.jsonl", rows, max(steps)):
+            raise UserError(f"{lost}; move the run away to repeat it")
         tokens, success = [spent[step] for step in steps], [float(e["success_rate"]) for e in evaluations]
         return Curve(method, seed, steps, tokens, success, {"tokens": spent[-1], **figures(rows)})
     except (OSError, ValueError, TypeError, KeyError, IndexError) as error:
