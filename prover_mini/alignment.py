@@ -163,7 +163,8 @@ def check(base: Config, methods: dict[str, Config]) -> None:
         raise UserError("--alignment compares what credit adds to one gradient: use --kl-coef 0 and --minibatches 1")
     for name, config in methods.items():
         if config.credit == "grpo":
-            raise UserError(f"method {name}: --credit grpo adds nothing; give it a --credit of its own")
+            shown = "an alignment always shows GRPO, and GRPO with twice the rollouts"
+            raise UserError(f"method {name}: --credit grpo adds nothing; {shown}")
         for f in dataclasses.fields(Config):
             if f.name not in CREDIT and getattr(config, f.name) != getattr(base, f.name):
                 more = f"--{dashed(f.name)} changes more"

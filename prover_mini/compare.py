@@ -309,8 +309,6 @@ class Runner:
 def align(args: argparse.Namespace, common: list[str], methods: dict[str, list[str]]) -> int:
     from prover_mini import alignment
 
-    if unfit := [name for name in ("grpo", "budget") if name in methods]:
-        raise UserError(f"--methods {unfit[0]}: an alignment always shows GRPO, and GRPO with twice the rollouts")
     start, policy = of_checkpoint(Path(args.checkpoint)) if args.checkpoint else ([], "")
     base, _ = parse([*start, *common])
     configs = {name: parse([*start, *common, *flags])[0] for name, flags in methods.items()}
